@@ -159,7 +159,7 @@ def test_parameters_and_clone():
     own = set(StructuredGPClassifier.__init__.__annotations__) - {"return"}
     assert set(estimator.get_params(deep=False)) == own
     assert own <= set(parameters)
-    assert len(own) == 15
+    assert len(own) == 16
     assert estimator.set_params(posterior__n_inducing=9, decode="sequence") is estimator
     assert (estimator.posterior, estimator.decode) == (Inducing(9), "sequence")
     copied = clone(estimator)

@@ -56,7 +56,7 @@ def test_probabilities_are_those_of_many_draws(fitted: Any, tagger: Any, data: A
         quick = array(model.predict_marginals(X))
         many, mean = (array(copy.copy(model).set_params(n_draws=n).predict_marginals(X)) for n in (2000, 0))
         assert np.abs(quick - many).mean() < 0.01
-        assert np.abs(quick - many).mean() < 0.15 * np.abs(mean - many).mean()
+        assert np.abs(quick - many).mean() < 0.2 * np.abs(mean - many).mean()
         assert np.abs(quick.sum(1) - 1).max() < 1e-12
 
 
@@ -79,6 +79,21 @@ def test_a_span_is_as_probable_as_under_many_draws(tagger: Any, data: Any) -> No
     quick = {(i, *s[:3]): s[3] for i, spans in enumerate(tagger.predict_spans(X, 0.05)) for s in spans}
     apart = [abs(quick.get((i, *s[:3]), 0) - s[3]) for i, spans in enumerate(many) for s in spans]
     assert np.mean(apart) < 0.02
+
+
+def test_spans_that_labels_are_chosen_by_are_as_probable_as_under_many_draws(
+    tagger: Any, data: Any
+) -> None:
+    X = data[0][30:90]
+    quick, many = (copy.copy(tagger).set_params(n_draws=n).ask(X) for n in ("auto", 2000))
+    found = [{span[:3]: span[3] for span in spans} for spans in quick.decoded_spans(0.001)]
+    away = [
+        abs(found[i].get(span[:3], 0.0) - span[3])
+        for i, spans in enumerate(many.decoded_spans(0.05))
+        for span in spans
+    ]
+    assert len(away) > 60
+    assert np.mean(away) < 0.05
 
 
 def test_nothing_is_lost(fitted: Any, data: Any) -> None:
@@ -125,6 +140,22 @@ def test_settings_of_a_question_are_kept(fitted: Any, data: Any) -> None:
     known = [["L1", *[None] * (len(x) - 1)] for x in X]
     given = fitted.predict_marginals(X, known)
     assert all(x[0]["L1"] == pytest.approx(1) for x in given)
+
+
+def test_draws_tell_new_values_apart_whatever_was_asked_before(fitted: Any) -> None:
+    """Probabilities of single labels do not need that; values are told apart when an answer does."""
+    new = [[[f"new{t}{p}" for p in range(4)] for t in range(5)], [["new", *"abc"]] * 5]
+    by_draws = copy.copy(fitted).set_params(n_draws=128).ask(new)
+    asked = fitted.ask(new)
+    one = asked.marginals()
+    sizes = [len(known) for known in fitted.model_.encoder.values]
+    assert (asked.rows[0] == sizes).all()
+    assert not (asked.rows_apart[0] == sizes).all()
+    for some, alone in ((asked.some([0]), by_draws.some([0])), (asked, by_draws)):
+        for p, q in zip(some.transition_marginals(), alone.transition_marginals(), strict=True):
+            np.testing.assert_array_equal(p, q)
+    assert all(np.array_equal(p, q) for p, q in zip(one, asked.marginals(), strict=True))
+    assert not np.allclose(asked.transition_marginals()[0], asked.transition_marginals()[1])
 
 
 def test_copies_and_files_answer_the_same(tagger: Any, data: Any, tmp_path: Path) -> None:

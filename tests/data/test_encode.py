@@ -205,6 +205,21 @@ def test_unseen_values_of_a_template() -> None:
     assert encoder.encode([["newer", "x"]]).tolist() == [[2, 0]]
 
 
+@pytest.mark.parametrize("features", ["columns", "bag"])
+def test_unseen_values_that_are_not_told_apart(features: str) -> None:
+    encoder = FeatureEncoder(features=features).fit([[["a", "x"], ["b", "x"]]])
+    x = [["new", "x"], ["a", "other"], ["newer", "x"], ["new", "other"]]
+    apart, (rows,) = encoder.encode(x), encoder.transform([x], apart=False)
+    most = encoder.n_sparse or np.array([2, 1])
+    if features == "columns":
+        np.testing.assert_array_equal(rows, np.minimum(apart, most))
+    else:
+        np.testing.assert_array_equal(rows[:, ::2], np.minimum(apart[:, ::2], most))
+    dicts = FeatureEncoder().fit([[{"p": "a", "q": "b"}]])
+    x = [{"p": "c", "q": "b"}, {"p": None, "q": "b"}, {"p": "d", "q": "e"}]
+    assert dicts.transform([x], apart=False)[0].tolist() == [[1, 0], [-1, 0], [1, 1]]
+
+
 def test_unseen_attributes() -> None:
     encoder = FeatureEncoder().fit([[{"a": 1, "b": 1}]])
     x = [{"b": 2, "new": 3}, {"newer": 1, "new": 4}]

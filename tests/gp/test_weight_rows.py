@@ -77,3 +77,23 @@ def test_sequences_do_not_share_rows() -> None:
             assert abs(shared - chance) < 5 * chance**0.5
     alone = _row(torch.tensor([[17]]), torch.tensor([2]), NOISE_ROWS)
     assert int(alone) == int(rows[2, 17])
+
+
+@pytest.mark.parametrize("keys", [None, torch.tensor([5, 9])])
+def test_compiled_draws_are_those_of_torch(
+    keys: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = torch.Generator().manual_seed(0)
+    place = torch.randint(-1, 6, (2, 4, 5), generator=rng)
+    value = torch.randint(0, 3, (2, 4, 5), generator=rng).double()
+    unseen = torch.rand(5, generator=rng, dtype=torch.float64)
+    name = torch.randint(0, 99, (2, 4, 5), generator=rng)
+    here = WeightConditional(
+        ActiveFeatures(place, value, name, unseen.expand(2, 4, 5)), torch.rand(6, generator=rng).double()
+    )
+    sd, table = torch.randn(3, 6, generator=rng).double(), noise_table(3, 8, rng)
+    monkeypatch.setattr("structgp.gp.weight_rows.WORTH_COMPILING", 0)
+    found = here.spread(sd, table, keys)
+    monkeypatch.setattr("structgp.gp.weight_rows.compiled_moments", lambda: None)
+    torch.testing.assert_close(found, here.spread(sd, table, keys))
+    assert found.shape == (16, 2, 4, 3)

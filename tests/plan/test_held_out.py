@@ -28,6 +28,7 @@ from structgp.inference.checkpoint import Checkpoint
 from structgp.inference.distributed import Processes
 from structgp.plan import choices, held_out, trials
 from structgp.plan.held_out import Fold, Folds
+from structgp.plan.learning_curve import Curve
 from structgp.plan.options import Options
 from structgp.plan.resolve import resolve
 from structgp.plan.start import flat_tokens, start_of
@@ -276,7 +277,7 @@ def test_features_that_a_fold_lacks_are_like_unseen_ones(data: Generated, exampl
 
 
 def test_what_a_fold_lacks_stays_at_its_prior(examples: Examples, monkeypatch: pytest.MonkeyPatch) -> None:
-    fold = Fold(Options(), resolve(Options(), examples), examples, [0], [1])
+    fold = Fold(Options(), resolve(Options(), examples), examples.part([1]), examples.part([0]))
     models: list[Any] = []
     monkeypatch.setattr(held_out, "Asked", lambda model, *rest: models.append(model) or Asked(model, *rest))
     fold.predict(Candidate(4.0), (1.0,))
@@ -316,9 +317,9 @@ def test_losses_are_those_of_refits_with_sample_weights(
     for tried in (t for t in chosen.held_out_["tried"] if t["spread"] in (1.0, 0.5)):
         losses = []
         for left_out, rest in parts:
-            model = StructuredGPClassifier(
-                prior=Prior(data_weight=1.0, spread=tried["spread"]), n_draws=256
-            )
+            # Which feature is a word is decided on all data, and there none is.
+            prior = Prior(data_weight=1.0, spread=tried["spread"])
+            model = StructuredGPClassifier(prior=prior, n_draws=256, word_parts=None)
             weights = np.full(len(rest), tried["data_weight"])
             model.fit([data.X[i] for i in rest], [data.y[i] for i in rest], sample_weight=weights)
             for i in left_out:
@@ -336,8 +337,10 @@ def test_the_choice_is_the_lowest_and_has_its_reason(chosen: StructuredGPClassif
     losses = {t["data_weight"]: t["token_nll"] for t in found["tried"] if t["spread"] == spread}
     assert min(losses) <= plan["value"] == lowest_weight(losses) <= max(losses)
     assert plan["reason"].startswith("predicts left-out training data best: ")
-    assert min(losses.values()) <= found["token_nll"] < max(losses.values())
-    assert found["accuracy"] == pytest.approx(1 - found["token_error"])
+    curve = found["learning_curve"]
+    assert min(losses.values()) <= curve["nll_of_folds"] < max(losses.values())
+    assert found["token_nll"] == pytest.approx(curve["nll_of_folds"] * 2 ** -curve["slope"], rel=0.1)
+    assert found["token_error"] <= 1 - found["accuracy"]
     assert found["verdict"].startswith("Confidence ")
     assert found["n_folds"] == held_out.N_FOLDS
 
@@ -400,7 +403,7 @@ def test_dense_features(data: Generated) -> None:
     assert (log["relaxation"] is None) == (chosen == "bound")
     best = min(losses, key=lambda tried: losses[tried])
     assert best[0] == chosen
-    assert losses[best] <= found["token_nll"] < max(losses.values())
+    assert losses[best] <= found["learning_curve"]["nll_of_folds"] < max(losses.values())
 
 
 @choosing
@@ -456,6 +459,44 @@ def test_transitions_with_features_need_two_tokens(monkeypatch: pytest.MonkeyPat
     folds = Folds(options, resolve(options, found), found)
     assert len(folds.folds) == 2  # not the one that leaves out the only transition
     CHOOSE(options, resolve(options, found), found)
+
+
+def test_a_fit_to_half_of_a_fold(examples: Examples) -> None:
+    """The same sequences left out; labels that the half lacks do not count in either fit."""
+    plan = resolve(Options(), examples)
+    fold = Fold(Options(), plan, examples.part([0, 1, 2, 3]), examples.part([4, 5]))
+    half = fold.half()
+    assert half is not None
+    assert half.left_out is fold.left_out
+    assert 0.5 <= half.examples.n_tokens / fold.examples.n_tokens < 1
+    assert Fold(Options(), plan, examples.part([0]), examples.part([1])).half() is None
+    folds = Folds(Options(), plan, examples)
+    folds.predict(Candidate(2.0), (0.5,))
+    asked = [fold.half() for fold in folds.folds]
+    few = [half.predict(Candidate(2.0), (0.5,))[0] for half in asked if half is not None]
+    many = [fold.predict(Candidate(2.0), (0.5,))[0] for fold in folds.folds]
+    curve = folds.curve(Candidate(2.0), 0.5)
+    assert curve is not None
+    both = (Predictions(*np.concatenate(sums).T) for sums in (few, many))
+    counts = [
+        np.mean([part.examples.n_tokens for part in parts if part is not None])
+        for parts in (asked, folds.folds)
+    ]
+    assert curve == Curve.through(*both, *counts)  # type: ignore[arg-type, call-arg]
+
+
+def test_folds_answer_as_the_model_will(examples: Examples, monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 joint draws would raise the loss."""
+    plan, asked = resolve(Options(), examples), []
+    monkeypatch.setattr(
+        held_out,
+        "Asked",
+        lambda model, question, *rest: asked.append(question) or Asked(model, question, *rest),
+    )
+    for n_draws, local in (("auto", True), (8, False)):
+        options = Options(n_draws=n_draws)
+        Fold(options, plan, examples.part([1, 2]), examples.part([0])).predict(Candidate(), (1.0,))
+        assert asked[-1].local == local
 
 
 def test_sequences_count_by_their_weights(data: Generated) -> None:

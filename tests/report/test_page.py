@@ -222,7 +222,7 @@ def test_figures_of_cross_validation(findings, unlabelled, parse, monkeypatch):
     monkeypatch.setitem(findings.estimator.model_.info["plan"]["data_weight"], "value", 3.25)
     for one in (findings, unlabelled):
         page = parse(render(one))
-        assert "in 2 folds): error 12.5" in page.text["confidence"]
+        assert "in 2 folds): an error of 12.5" in page.text["confidence"]
         assert "Confidence fits: <all>." in page.text["confidence"]
         assert "Data weight 3.25" in page.text[""]
 

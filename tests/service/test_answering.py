@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from math import exp
 
 import pytest
@@ -118,6 +119,9 @@ def test_a_batch_waits_for_those_who_were_just_answered(answerer, pool, monkeypa
     assert looked == []
     answerer._gather(1, 0.02)
     assert looked
+    began = time.perf_counter()
+    answerer._gather(1, 60.0)
+    assert time.perf_counter() - began < 30, "nobody joins any more"
     answerer._closed = True
     answerer._gather(1, 10.0)
     answerer._closed = False

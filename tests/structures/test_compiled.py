@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from structgp.structures import Chain, Rules
+from structgp.structures import Chain, Rules, threads
 from structgp.structures.linear_chain import messages
 from structgp.structures.linear_chain.messages import Logs, Scaled, log_partition, pass_messages
 
 if messages.compiled_loops() is None:
     pytest.skip("numba is not installed", allow_module_level=True)
 
-from structgp.structures.linear_chain import compiled, lane_exp
+from structgp.structures.linear_chain import lane_exp
 from structgp.structures.linear_chain.compiled import Compiled
 
 CLOSE = {torch.float64: 1e-11, torch.float32: 2e-5}
@@ -72,16 +72,16 @@ def test_threads_share_the_work_and_change_no_bit(monkeypatch: pytest.MonkeyPatc
     f, g, mask = potentials(3, 37, 8, 5)
     weight = torch.ones(3, 37, dtype=f.dtype)
     started = []
-    submit = compiled.ThreadPoolExecutor.submit
+    submit = threads.ThreadPoolExecutor.submit
 
     def counted(*given: Any) -> Any:
         started.append(1)
         return submit(*given)
 
-    monkeypatch.setattr(compiled.ThreadPoolExecutor, "submit", counted)
+    monkeypatch.setattr(threads.ThreadPoolExecutor, "submit", counted)
     results = []
     for n, worth in ((1, 1), (2, 1), (4, 1), (4, 10**9)):
-        monkeypatch.setattr(compiled, "WORTH_A_THREAD", worth)
+        monkeypatch.setattr(threads, "WORTH_A_THREAD", worth)
         monkeypatch.setattr(torch, "get_num_threads", lambda n=n: n)
         before = len(started)
         found = Compiled(f, g, mask)

@@ -63,6 +63,11 @@ class Question:
     costs: np.ndarray | None = None
     local: bool = False
 
+    @property
+    def by_tokens(self) -> bool:
+        """Whether ``local_points`` are wanted, and can answer."""
+        return self.local and torch.device(self.device).type == "cpu"
+
 
 @dataclass(frozen=True)
 class Model:
@@ -129,6 +134,8 @@ class Model:
         """The examples X, encoded once, to be asked several questions under the same settings."""
         question = question or Question(self.n_draws)
         if self.spec.is_chain:
+            if question.by_tokens and self.local_points is not None:
+                return Asked(self, question, self.encoder.transform(X, apart=False), given=X)
             return Asked(self, question, self.encoder.transform(X))
         shapes = [shape_of(x, self.spec.form, f"X[{n}]") for n, x in enumerate(X)]
         rows = self.encoder.transform([shape.nodes for shape in shapes])
@@ -157,15 +164,14 @@ class Asked(Encoded):
 
     def marginals(self, known: Known | None = None) -> list[np.ndarray]:
         """(T, V) label probabilities of each sequence."""
-        quick = self._local_points(known)
+        quick = self.local_points(known)
         if quick is not None:
             return quick.marginals(self.rows, self.question.shift)
         return self._each(known, np.empty((0, len(self.model.labels.classes))), Potentials.marginals)
 
-    def _local_points(self, known: Known | None) -> LocalPoints | None:
+    def local_points(self, known: Known | None = None) -> LocalPoints | None:
         """What answers in the place of draws, if anything does."""
-        question = self.question
-        if not question.local or known is not None or torch.device(question.device).type != "cpu":
+        if known is not None or not self.question.by_tokens:
             return None
         if self.model.rules is not None:
             self._checked(None)
@@ -199,17 +205,14 @@ class Asked(Encoded):
         """(T,) label indices: the labelling with the highest expected span F1, of those that the
         constraints allow."""
         self.require("has_spans", "spans", "decode", "accuracy")
-        model, rules, quick = self.model, self.model.rules, self._local_points(known)
+        model, rules, quick = self.model, self.model.rules, self.local_points(known)
         decoder = SpanDecoder.of(model.labels.classes, model.info.get("threshold"), model.constraints)
         found: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(self.rows)
         if quick is not None:
             p_of = self.marginals()
             usual_of = self._chosen_by(p_of, lambda p, at, by: labellings.best_tokens(p, at, rules, by))
-            for index, at in quick.potentials(self.rows, self.question.shift):
-                for i, spans in zip(
-                    index, likely_spans(at, decoder.boundaries, decoder.least), strict=True
-                ):
-                    found[i] = decoder.labels(spans, p_of[i], usual_of[i])
+            for i, spans in quick.spans(self.rows, self.question.shift, decoder.boundaries, decoder.least):
+                found[i] = decoder.labels(spans, p_of[i], usual_of[i])
             return found
         for batch, at in self.potentials(known):
             at = at.on_host()
@@ -233,7 +236,7 @@ class Asked(Encoded):
     ) -> list[np.ndarray]:
         """(T,) label indices of each sequence: what ``choose`` takes by marginals (B, T, V), layout and
         structure."""
-        if self._local_points(known) is not None:
+        if self.local_points(known) is not None:
             return self._chosen_by(self.marginals(known), choose)
         none = np.empty(0, dtype=np.int64)
         return self._each(known, none, lambda at: choose(at.marginals(), at.layout, at.structure))
@@ -343,7 +346,7 @@ class Asked(Encoded):
         self.require("has_spans", "spans")
         boundaries = Boundaries.of(self.model.labels.classes)
         found: list[list[tuple[int, int, str, float]]] = [[] for _ in self.rows]
-        told = None if self._local_points(known) is None else self.marginals()
+        told = None if self.local_points(known) is None else self.marginals()
         for batch, at in self.potentials(known):
             at = at.on_host()
             each = likely_spans(at, boundaries, least if told is None else least / 2)
@@ -353,6 +356,17 @@ class Asked(Encoded):
                     both = told[i], batch.real(q, b).numpy()
                     spans = TokenRatios(*both, boundaries, self.model.constraints).agreeing(spans, least)
                 found[i] = [(start, stop, boundaries.kinds[k], p) for start, stop, k, p in spans]
+        return found
+
+    def decoded_spans(self, least: float) -> list[list[tuple[int, int, str, float]]]:
+        """The same from the draws that labels are chosen by for F1."""
+        quick = self.local_points()
+        if quick is None:
+            return self.spans(least)
+        boundaries = Boundaries.of(self.model.labels.classes)
+        found: list[list[tuple[int, int, str, float]]] = [[] for _ in self.rows]
+        for i, spans in quick.spans(self.rows, self.question.shift, boundaries, least):
+            found[i] = [(start, stop, boundaries.kinds[k], p) for start, stop, k, p in spans]
         return found
 
     def span(
@@ -365,7 +379,7 @@ class Asked(Encoded):
         ((_, at),) = self.one_by_one(known)
         p = span_probability(at, boundaries, start, stop, sense, kind)
         average = float(at.average(p[:, None])[0])
-        if self._local_points(known) is not None:
+        if self.local_points(known) is not None:
             both = self.marginals()[0], at.marginals()[0].numpy()
             ratios = TokenRatios(*both, boundaries, self.model.constraints)
             kinds = range(len(boundaries.kinds)) if kind is None else [kind]

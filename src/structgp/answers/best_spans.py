@@ -12,9 +12,11 @@ labelling is worth what its spans are worth."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -96,36 +98,48 @@ class SpanDecoder:
         tokens before t can be worth if the last of them is v, and no span goes on beyond it; ``back`` : of
         each of these, the token at which its last part begins, and the labels of that part."""
         T, V = p.shape
-        parts = self.boundaries.parts.numpy()
-        apart = np.where(self.follows & parts, 0.0, -np.inf)
-        outside = np.flatnonzero(~self.boundaries.inside.any(0).numpy())
-        bonus = self._bonus(p)
-        score, back = np.full((T + 1, V), -np.inf), np.zeros((T + 1, V), dtype=object)
-        before = np.zeros((T + 1, V), np.int64)  # the label before the last part
-        groups: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+        apart, outside, _ = self._rules
+        bonus = self._bonus(p).tolist()
+        score = [[-math.inf] * V for _ in range(T + 1)]
+        back: list[list[Any]] = [[None] * V for _ in range(T + 1)]
+        before: list[list[int]] = []  # of each token and its label, the label before it
+        groups: dict[int, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
         for start, stop, kind, value in spans:
-            groups[start, kind][stop] = value - self.threshold
+            groups[start][kind][stop] = value - self.threshold
         for t in range(T):
             reach = bonus[t]
             if t:
-                ways = score[t][:, None] + apart
-                before[t] = ways.argmax(0)
-                reach = ways.max(0) + bonus[t]
-            for o in outside.tolist():
-                if reach[o] > score[t + 1, o]:
-                    score[t + 1, o], back[t + 1, o] = reach[o], (t, [o])
-            for kind in range(len(self.boundaries.kinds)):
-                if (t, kind) in groups:
-                    self._extend(t, kind, groups[t, kind], reach, bonus, score, back)
-        last = int(score[T].argmax())
-        if score[T, last] == -np.inf:
+                ways = np.array(score[t])[:, None] + apart
+                before.append(ways.argmax(0).tolist())
+                reach = [best + own for best, own in zip(ways.max(0).tolist(), bonus[t], strict=True)]
+            else:
+                before.append([0] * V)
+            for o in outside:
+                if reach[o] > score[t + 1][o]:
+                    score[t + 1][o], back[t + 1][o] = reach[o], (t, [o])
+            for kind in sorted(groups.get(t, ())):
+                self._extend(t, kind, groups[t][kind], reach, bonus, score, back)
+        last = int(np.argmax(score[T]))
+        if score[T][last] == -math.inf:
             return None
         labels, t, v = np.empty(T, np.int64), T, last
         while t:
-            start, part = back[t, v]
+            start, part = back[t][v]
             labels[start:t] = part
-            t, v = start, int(before[start][part[0]])
+            t, v = start, before[start][part[0]]
         return labels
+
+    @cached_property
+    def _rules(self) -> tuple[np.ndarray, list[int], list[tuple[list[int], list[list[int]]]]]:
+        """(V, V) 0 where one part may be followed by another, else -inf; the labels outside of spans; of
+        each type its labels, and for each of these the places of those that it may follow in a span."""
+        parts, inside = self.boundaries.parts.numpy(), self.boundaries.inside.numpy()
+        apart, on = np.where(self.follows & parts, 0.0, -np.inf), self.follows & ~parts
+        types = []
+        for labels in map(np.flatnonzero, inside):
+            follows = [np.flatnonzero(on[labels, v]).tolist() for v in labels]
+            types.append((labels.tolist(), follows))
+        return apart, np.flatnonzero(~inside.any(0)).tolist(), types
 
     def _bonus(self, p: np.ndarray) -> np.ndarray:
         """(T, V) worth of each label by itself; -inf where it is all but impossible."""
@@ -142,27 +156,31 @@ class SpanDecoder:
         t: int,
         kind: int,
         worth: dict[int, float],
-        reach: np.ndarray,
-        bonus: np.ndarray,
-        score: np.ndarray,
-        back: np.ndarray,
+        reach: list[float],
+        bonus: list[list[float]],
+        score: list[list[float]],
+        back: list[list[Any]],
     ) -> None:
-        """Adds spans of one type that begin at t; worth : of each, by where it stops."""
-        labels = np.flatnonzero(self.boundaries.inside[kind].numpy())
-        block = np.ix_(labels, labels)
-        goes_on = self.follows[block] & ~self.boundaries.parts.numpy()[block]
-        on = np.where(goes_on, 0.0, -np.inf)
-        here, paths = reach[labels], [[v] for v in labels.tolist()]
-        for stop in range(t + 1, max(worth) + 1):
-            for i, v in enumerate(labels.tolist()) if stop in worth else ():
-                value = here[i] + worth[stop]
-                if value > score[stop, v]:
-                    score[stop, v], back[stop, v] = value, (t, paths[i])
-            if stop < len(bonus):
-                ways = here[:, None] + on
-                origin = ways.argmax(0).tolist()
-                here = ways.max(0) + bonus[stop][labels]
-                paths = [[*paths[o], v] for o, v in zip(origin, labels.tolist(), strict=True)]
+        """Adds spans of one type that begin at t; worth : of each, by where it stops. In lists: a type has
+        few labels."""
+        labels, follows = self._rules[2][kind]
+        here, paths, last = [reach[v] for v in labels], [[v] for v in labels], max(worth)
+        for stop in range(t + 1, last + 1):
+            if stop in worth:
+                for v, so_far, path in zip(labels, here, paths, strict=True):
+                    value = so_far + worth[stop]
+                    if value > score[stop][v]:
+                        score[stop][v], back[stop][v] = value, (t, path)
+            if stop < last:
+                own = bonus[stop]
+                origin = [max(ways, key=here.__getitem__, default=None) for ways in follows]
+                here, paths = (
+                    [
+                        -math.inf if o is None else here[o] + own[v]
+                        for o, v in zip(origin, labels, strict=True)
+                    ],
+                    [[] if o is None else [*paths[o], v] for o, v in zip(origin, labels, strict=True)],
+                )
 
 
 def expected_f1(each: Sequence[Sequence[tuple[int, int, Any, float]]]) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -40,7 +41,8 @@ three times that."""
 class Encoded:
     """model : that answers. question : the settings of all answers. rows : (T, W) encoded tokens of each
     sequence. links, shapes : of examples that are not chains, their tuples and what they look like. kept :
-    potentials for further questions, None if they are not to be kept."""
+    potentials for further questions, None if they are not to be kept. given : the sequences themselves
+    where ``rows`` do not yet tell values apart that training never saw."""
 
     model: Model
     question: Question
@@ -48,6 +50,12 @@ class Encoded:
     links: list[Links] | None = None
     shapes: list[Shape] | None = None
     kept: list[tuple[Batch, Potentials]] | None = None
+    given: Sequence[Any] | None = None
+
+    @cached_property
+    def rows_apart(self) -> list[np.ndarray]:
+        """``rows``, with values that training never saw told apart: what draws of scores need."""
+        return self.rows if self.given is None else self.model.encoder.transform(self.given)
 
     @property
     def n_layers(self) -> int:
@@ -58,7 +66,8 @@ class Encoded:
         """Some of the examples, in this order."""
         links = None if self.links is None else [self.links[i] for i in index]
         shapes = None if self.shapes is None else [self.shapes[i] for i in index]
-        return replace(self, rows=[self.rows[i] for i in index], links=links, shapes=shapes, kept=None)
+        rows, given = [self.rows[i] for i in index], self.given and [self.given[i] for i in index]
+        return replace(self, rows=rows, links=links, shapes=shapes, kept=None, given=given)
 
     def keeping(self) -> Self:
         """The same examples, whose potentials are computed once for all questions without known labels:
@@ -130,7 +139,7 @@ class Encoded:
         if device == "cpu" and labels is None:  # given labels, rounding depends on how they are padded
             most = min(most, max(1, CACHED_NUMBERS // (n_labels * max(1, n_draws))))
         for index in by_length(lengths, most):
-            batch = pad(self.rows, labels, model.encoder.pad_row, index, None, self.n_layers)
+            batch = pad(self.rows_apart, labels, model.encoder.pad_row, index, None, self.n_layers)
             batch = model.split(batch) if self.links is None else model.split(batch, self.rows, self.links)
             yield batch if device == "cpu" else batch.to(device)
 

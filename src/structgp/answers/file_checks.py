@@ -14,6 +14,7 @@ from torch import Tensor
 from structgp.answers.ask import MOST_DRAWS
 from structgp.data.json_form import NUMBER, WHOLE, FormError, check_form
 from structgp.data.links import spans_of
+from structgp.data.word_parts import PARTS
 from structgp.structures import Spec
 from structgp.structures.segments.span_scheme import SpanScheme
 
@@ -35,6 +36,7 @@ ENCODER = {
     "has_sparse": bool,
     "width": WHOLE,
     "columns": [WHOLE],
+    "parts?": (None, [WHOLE]),
 }
 FLAG = (bool, WHOLE)
 RULES = {"follows": [[FLAG]], "starts": [FLAG], "ends": [FLAG], "more?": dict}
@@ -170,6 +172,9 @@ def _check_encoder(encoder: Mapping[str, Any], name: str, stored: int) -> None:
         raise FormError(f"{name}.form is not known")
     if len(encoder["values"]) != len(encoder["templates"]):
         raise FormError(f"{name}.values and templates are not equally many")
+    parts = encoder.get("parts") or []
+    if parts and not (parts[0] < len(encoder["templates"]) and set(parts[1:]) <= set(range(len(PARTS)))):
+        raise FormError(f"{name}.parts are not parts of a template")
     for vector in encoder["vectors"]:
         if len(vector) != 2 or type(vector[0]) is not str or type(vector[1]) is not int or vector[1] < 1:
             raise FormError(f"{name}.vectors must be names with numbers of columns")

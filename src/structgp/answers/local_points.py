@@ -18,6 +18,7 @@ from torch import Tensor
 
 from structgp.answers.encoded import CACHED_NUMBERS
 from structgp.answers.potentials import Potentials
+from structgp.answers.spans import Boundaries, likely_spans
 from structgp.data.batch import UNUSED, by_length
 from structgp.structures import Chain
 from structgp.structures.linear_chain.averages import N_DRAWS, ChainAverages, GaussianScores
@@ -93,8 +94,16 @@ class LocalPoints:
             first = last
         return np.split(found, begin[1:-1]) if len(rows) else []
 
-    def potentials(
-        self, rows: Sequence[np.ndarray], shift: Tensor | None = None
+    def spans(
+        self, rows: Sequence[np.ndarray], shift: Tensor | None, boundaries: Boundaries, least: float
+    ) -> Iterator[tuple[int, list[tuple[int, int, int, float]]]]:
+        """The place of each sequence, in any order, and its spans (start, stop, kind) with a probability of
+        at least ``least``, and that probability."""
+        for index, at in self._potentials(rows, shift):
+            yield from zip(index, likely_spans(at, boundaries, least), strict=True)
+
+    def _potentials(
+        self, rows: Sequence[np.ndarray], shift: Tensor | None
     ) -> Iterator[tuple[list[int], Potentials]]:
         """``SPAN_DRAWS`` draws of the scores of sequences, batch by batch, with the places of those."""
         V = len(self.basis)

@@ -41,6 +41,7 @@ from structgp.plan.resolve import Plan, as_before, check_together, going_on, pla
 from structgp.plan.run import Fit, check_dev, check_shards
 from structgp.plan.start import start_of
 from structgp.plan.usefulness import numbers_in_bounds
+from structgp.plan.word_choice import parts_wanted
 
 
 class StructuredGPClassifier(Fitted, BaseEstimator):
@@ -80,6 +81,10 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
     features : how a token given as a list of strings is read: 'columns' (place j is template j), 'bag' (a
         set of attributes), or 'auto' (columns if all tokens have the same number). With dicts, 'columns'
         lifts the limit on templates.
+    word_parts : which feature's values are taken apart: their beginnings and ends of up to four characters
+        and their shapes are features too, so that words which training never saw share what others have
+        taught. 'auto' finds the feature that is the token's word (``structgp.data.find_words``), if there
+        is one; None leaves words whole; or the name of a feature with string values.
     constraints : on labellings: 'BIO' or 'IOBES', or {'forbidden': [(label, next label), ...]}, or
         {'allowed': [...]}; None in place of a label is the beginning or the end of a sequence. With the
         names of templates, rules on the tuples of any structure, such as {'forbidden': {'parent': [(label,
@@ -230,6 +235,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         """The data as examples, the plan of their fit, and the model to start from; None where ``before``
         cannot be that, of which a warning says so."""
         given: dict[str, Any] = {"features": self.features, "constraints": declared(options)}
+        given["word_parts"] = parts_wanted(options)
         given |= {"weights": weights, "spec": graph_of(options)}
         known: dict[str, Any] = {}
         if before is not None:
@@ -271,7 +277,8 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
             remedy = "use fit with all of them, or pass one labelling"
             raise InputError("partial_fit", "annotations are fitted as a whole", remedy)
         before, X, y = getattr(self, "model_", None), as_list(X), [] if y is None else as_label_lists(y)
-        given = {"features": self.features, "constraints": declared(options)}
+        given: dict[str, Any] = {"features": self.features, "constraints": declared(options)}
+        given["word_parts"] = parts_wanted(options)
         known: dict[str, Any] = {"classes": [] if classes is None else [str(label) for label in classes]}
         if before is not None:
             known = {"encoder": before.encoder, "classes": before.labels.classes}

@@ -101,7 +101,7 @@ def explain(
     if asked.links is not None:
         return _explain_graph(model, asked, token, label, other, X_train, y_train, n)
     asked.require("has_walk", "neighbours")
-    fitted, rows = asked.model, asked.rows
+    fitted, rows = asked.model, asked.rows_apart
     if not len(rows[0]):
         raise InputError("x", "no tokens in it", "pass a sequence with at least one")
     ((_, at),) = asked.one_by_one(n_draws=0)
@@ -164,7 +164,7 @@ def _own(
 ) -> tuple[list[Part], list[Witness]]:
     """What the features of a token say for label a against b, and training tokens."""
     fitted = asked.model
-    row = fitted.split.node.select(torch.from_numpy(asked.rows[0][at.token : at.token + 1]))
+    row = fitted.split.node.select(torch.from_numpy(asked.rows_apart[0][at.token : at.token + 1]))
     q, first = fitted.posterior[at.template], at.labels[0]
     direction = q.basis[a - first] - q.basis[b - first]  # (R,)
     features = _features(asked, q, row, direction, a, b)[: max(n, 1)]
@@ -288,7 +288,7 @@ def _witnesses(
     surprise = [known - p for known, p in zip(asked.marginals(given), asked.marginals(), strict=True)]
     often = fitted.info.get("plan", {}).get("data_weight", {}).get("value", 1.0)
     amplitude, along, scores, places = often * float(q.log_amplitude.exp()), direction @ q.basis.T, [], []
-    for i, rows in enumerate(asked.rows):
+    for i, rows in enumerate(asked.rows_apart):
         if len(rows):
             with torch.no_grad():
                 k = covariance(q.kernel, row, fitted.split.node.select(torch.from_numpy(rows)))[0]

@@ -27,7 +27,7 @@ from structgp.cli.flags import (
     snap_option,
     vectors_option,
 )
-from structgp.cli.group import Group
+from structgp.cli.group import Group, importing
 from structgp.errors import InputError
 
 
@@ -98,6 +98,14 @@ def main() -> None:
     "How templates count: one relevance per feature, or one scale per template, summed or multiplied.",
 )
 @click.option(
+    "--word-parts",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help="Feature whose values are taken apart into beginnings, ends and shapes: the number or name of a "
+    "line of TEMPLATE, or a key; none leaves words whole, auto finds the token's word.",
+)
+@click.option(
     "--data-weight",
     default="auto",
     show_default=True,
@@ -141,7 +149,8 @@ def train(**given: Any) -> None:
 
     Under torchrun, the processes share the sequences, and the first one writes."""
     checks.check_train(**given)
-    from structgp.cli.fitting import train as run
+    with importing():
+        from structgp.cli.fitting import train as run
 
     run(**given)
 
@@ -221,7 +230,8 @@ def tag(**given: Any) -> None:
 
     Under torchrun, the processes share the sequences, and the first one writes."""
     checks.check_tag(**given)
-    from structgp.cli.tagging import tag as run
+    with importing():
+        from structgp.cli.tagging import tag as run
 
     run(**given)
 
@@ -274,7 +284,8 @@ def next_command(**given: Any) -> None:
     Before there is a model, leave -m out: then POOL has no labels yet, and the sequences are written with a
     question mark in the place of each label."""
     checks.check_next(**given)
-    from structgp.cli.choosing import choose
+    with importing():
+        from structgp.cli.choosing import choose
 
     choose(**given)
 
@@ -293,7 +304,8 @@ def next_command(**given: Any) -> None:
 def evaluate_command(**given: Any) -> None:
     """Score a model on the labelled file TEST."""
     checks.check_evaluate(**given)
-    from structgp.cli.scoring import evaluate_files
+    with importing():
+        from structgp.cli.scoring import evaluate_files
 
     evaluate_files(**given)
 
@@ -310,7 +322,8 @@ def expect(**given: Any) -> None:
     data. Labels in FILE are ignored. Several files count as one text."""
     checks.check_model(given["model_path"])
     checks.check_there(*given["files"])
-    from structgp.cli.deciding import expect as run
+    with importing():
+        from structgp.cli.deciding import expect as run
 
     run(**given)
 
@@ -328,7 +341,8 @@ def calibrate(**given: Any) -> None:
     checks.check_writable(given["output"] or given["model_path"])
     checks.check_model(given["model_path"])
     checks.check_there(given["data_path"])
-    from structgp.cli.deciding import calibrate as run
+    with importing():
+        from structgp.cli.deciding import calibrate as run
 
     run(**given)
 
@@ -339,7 +353,8 @@ def describe_command(**given: Any) -> None:
     """Show how MODEL was fitted and what it has learned: every choice of the fit with its reason, the
     prior scales of its templates, and its transitions."""
     checks.check_model(given["model_path"])
-    from structgp.cli.showing import show_model
+    with importing():
+        from structgp.cli.showing import show_model
 
     show_model(**given)
 
@@ -357,7 +372,8 @@ def report(**given: Any) -> None:
     checks.check_writable(given["output"])
     checks.check_model(given["model_path"])
     checks.check_there(given["data_path"])
-    from structgp.cli.showing import write_report
+    with importing():
+        from structgp.cli.showing import write_report
 
     write_report(**given)
 
@@ -408,7 +424,8 @@ def label(**given: Any) -> None:
     for name in ("export", "model_path"):
         checks.check_not_input(given[name], *given["files"], given["db"], given["template"])
     given["place"] = place_of(given)
-    from structgp.cli.labelling import label as run
+    with importing():
+        from structgp.cli.labelling import label as run
 
     run(**given)
 
@@ -428,7 +445,8 @@ def serve(**given: Any) -> None:
     more. Requests that come at the same time are answered together. SIGTERM or Ctrl-C ends it."""
     checks.check_model(given["model_path"])
     given["place"] = place_of(given)
-    from structgp.cli.labelling import serve as run
+    with importing():
+        from structgp.cli.labelling import serve as run
 
     run(**given)
 
@@ -481,6 +499,7 @@ def demo(**given: Any) -> None:
     if not given["line"].strip():
         raise InputError("LINE", "no words", "give an ingredient, such as '3 ripe figs, halved'")
     checks.check_writable(given["output"])
-    from structgp.cli.demonstrating import demo as run
+    with importing():
+        from structgp.cli.demonstrating import demo as run
 
     run(**given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,14 @@ from structgp.cli.group import INTERRUPTED
 from structgp.cli.one_writer import one_writer
 from structgp.cli.progress import fit_with_progress, say_fit
 from structgp.cli.scoring import score
-from structgp.cli.structure_files import check_format, declared_in, features_named, read_json, structure_of
+from structgp.cli.structure_files import (
+    check_format,
+    column_of,
+    declared_in,
+    features_named,
+    read_json,
+    structure_of,
+)
 from structgp.data import shards, sources
 from structgp.data.graphs import length_of
 from structgp.data.span_labels import SCHEMES
@@ -118,6 +125,7 @@ def _classifier(
     forbid: Sequence[tuple[str, str]],
     class_weight: Sequence[str],
     data_weight: str,
+    word_parts: str,
     **same: Any,
 ) -> StructuredGPClassifier:
     """The classifier that the options ask for; same : those that it has under the same name."""
@@ -140,9 +148,17 @@ def _classifier(
         features=Parameters.features if reader.format == "jsonl" else "columns",
         random_state=seed,
         constraints={"forbidden": forbidden} if forbid else _scheme(constraints),
+        word_parts=_word(word_parts, reader.template_lines),
         class_weight=_class_weight(class_weight),
         **same,
     )
+
+
+def _word(name: str, lines: Mapping[str, str]) -> str | None:
+    """``word_parts`` of the classifier."""
+    if name.lower() in ("none", Parameters.word_parts):
+        return None if name.lower() == "none" else Parameters.word_parts
+    return column_of(name, lines, "--word-parts") if lines else name
 
 
 def _scheme(name: str | None) -> Any:

@@ -65,7 +65,8 @@ def sequences(
         empty, covered = True, Coverage()
         for sequence in reader.sequences(file, encoding=encoding, name=name):
             empty = False
-            covered += reader.coverage(sequence) or Coverage()
+            if (here := reader.coverage(sequence)) is not None:
+                covered += here
             yield sequence
         if empty and isinstance(file, str):
             raise InputError(name, "no tokens", "give a file with at least one")

@@ -73,12 +73,12 @@ def structure_of(name: str, spec: Spec | None, reader: Reader) -> Spec:
     if spec is None:
         return NAMED[name](reader.transition_columns, shared=False)
     if reader.template_lines:
-        names = {n: _column(n, reader.template_lines, name) for n in features_named(spec)}
+        names = {n: column_of(n, reader.template_lines, name) for n in features_named(spec)}
         spec = replace(spec, templates=tuple(_renamed(t, names) for t in spec.templates))
     return _with_transitions(spec, reader.transition_columns, name)
 
 
-def _column(name: str, lines: Mapping[str, str], place: str) -> str:
+def column_of(name: str, lines: Mapping[str, str], place: str) -> str:
     """The number of the template's line with this number, name or text."""
     if name in lines:
         return name

@@ -18,7 +18,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, count, islice, pairwise, repeat
+from functools import partial
+from itertools import accumulate, chain, count, islice, pairwise, repeat
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -38,8 +39,6 @@ AT_ONCE = 16
 cache. The fastest of 1, 4, 16, 64 and 512 for ``benchmarks/encoding.py``."""
 
 _EMPTY = np.empty((0, 0))
-_UNKNOWN = -2
-"""In the place of an id until all known values have theirs."""
 
 
 class FeatureEncoder(Vocabulary):
@@ -69,95 +68,125 @@ class FeatureEncoder(Vocabulary):
         return EncoderView(self, self.columns_named(names), whole=False)
 
     def without(self, names: Sequence[str]) -> EncoderView:
-        """Rows without these categorical templates; dense and sparse blocks stay."""
+        """Rows without these categorical templates and their parts; dense and sparse blocks stay."""
         dropped = set(self.columns_named(names))
+        if self.parts is not None and self.parts.word in dropped:
+            dropped |= set(range(len(self.given), len(self.templates)))
         return EncoderView(self, [p for p in range(len(self.templates)) if p not in dropped], whole=True)
 
     def select(self, rows: Rows) -> Rows:
         """The rows as they are; those of an :class:`EncoderView` are a selection."""
         return rows
 
-    def transform(self, X: Iterable[Any]) -> list[np.ndarray]:
-        """One (T, W) float64 matrix per sequence. Time linear in the number of feature values."""
+    def with_parts(self, rows: np.ndarray) -> np.ndarray:
+        """(T, W + K) rows of known values that were encoded before ``add_parts``."""
+        if self.parts is None:
+            return rows
+        n, ids = len(self.given), rows[:, self.parts.word].astype(np.int64)
+        parts = np.where(ids[:, None] >= 0, self.parts.table[ids], -1)
+        return np.concatenate([rows[:, :n], parts, rows[:, n:]], 1)
+
+    def transform(self, X: Iterable[Any], *, apart: bool = True) -> list[np.ndarray]:
+        """One (T, W) float64 matrix per sequence. Time linear in the number of feature values. apart :
+        whether values that training never saw are told apart: a third of the work on new text, and the
+        mean and the variance of a token's scores do not depend on it."""
         places, found = ((f"X[{n}]", x) for n, x in enumerate(X)), []
         while some := list(islice(places, AT_ONCE)):
-            found += self._encode_all(some)
+            found += self._encode_all(some, apart)
         return found
 
     def encode(self, x: Any, place: str = "x") -> np.ndarray:
         """(T, W) rows of one sequence; ``place`` names it in errors."""
         return self._encode_all([(place, x)])[0]
 
-    def _encode_all(self, given: Sequence[tuple[str, Any]]) -> list[np.ndarray]:
+    def _encode_all(self, given: Sequence[tuple[str, Any]], apart: bool = True) -> list[np.ndarray]:
         """Rows of sequences, each given with its place."""
+        if self.form == "sparse":
+            return self._encode_sparse(given)
+        plain = self._plain_rows([x for _, x in given], apart)
+        if plain is not None:
+            return plain
         columns: list[Sequence[Sequence[Any]]] = []
         blocks: list[list[np.ndarray]] = []
         for place, x in given:
-            plain = self._plain_columns(x)
-            empty = plain is None and not form_of(x, place, self.form)
-            columns.append(plain or ([()] * len(self.templates) if empty else self._columns(x, place)))
-            blocks.append([] if plain or empty else self._dense_and_sparse(x, place))
+            empty = not form_of(x, place, self.form)
+            columns.append([()] * len(self.given) if empty else self._columns(x, place))
+            blocks.append([] if empty else self._dense_and_sparse(x, place, apart))
         if self.templates:
-            found = self._template_ids(columns)
+            together = [list(chain(*own)) for own in zip(*columns, strict=True)]
+            found = self._template_ids(together, [len(own[0]) for own in columns], apart)
             if self.form == "dicts" and any((ids < 0).any() for ids in found):
                 self.check_values(columns, [place for place, _ in given])
             blocks = [[ids, *own] for ids, own in zip(found, blocks, strict=True)]
         return [np.concatenate(own, 1) if len(own) > 1 else own[0] if own else _EMPTY for own in blocks]
 
-    def _plain_columns(self, x: Any) -> list[tuple[Any, ...]] | None:
-        """The values under each template of a list of dicts that have the templates' keys and no others,
-        which leaves nothing to check but the values; None for anything else."""
-        n = len(self.templates)
-        if self.form != "dicts" or n < 2 or len(self.blocks) > 1 or type(x) is not list:
+    def _plain_rows(self, X: Sequence[Any], apart: bool) -> list[np.ndarray] | None:
+        """The rows of lists of dicts that have a string under the key of every template and no other keys,
+        which leaves nothing to check; None for anything else."""
+        n = len(self.given)
+        if self.form != "dicts" or n < 2 or len(self.blocks) > 1 or set(map(type, X)) != {list}:
             return None
-        if set(map(type, x)) != {dict} or set(map(len, x)) != {n}:
+        tokens = list(chain(*X))
+        if set(map(type, tokens)) != {dict} or set(map(len, tokens)) != {n}:
             return None
         try:
-            return list(zip(*map(itemgetter(*self.templates), x), strict=True))
+            together = list(zip(*map(itemgetter(*self.given), tokens), strict=True))
         except KeyError:
             return None
+        rows = self._template_ids(together, list(map(len, X)), apart)
+        return None if any((ids < 0).any() for ids in rows) else rows
 
     def _columns(self, x: Any, place: str) -> Sequence[Sequence[Any]]:
         return self.template_columns(x, place) if self.templates else ()
 
-    def _template_ids(self, columns: Sequence[Sequence[Sequence[Any]]]) -> list[np.ndarray]:
-        """(T, P) ids of each sequence, from its values under each template. All values of one template are
-        looked up together, while its vocabulary is in a cache."""
-        ends = np.cumsum([0, *(len(own[0]) for own in columns)]).tolist()
-        together = (
-            columns[0] if len(columns) == 1 else [list(chain(*own)) for own in zip(*columns, strict=True)]
-        )
-        ids = [_ids_of(values, known, ends) for values, known in zip(together, self.values, strict=True)]
-        rows = np.stack(ids, 1).astype(np.float64)
+    def _template_ids(
+        self, together: Sequence[Sequence[Any]], lengths: Sequence[int], apart: bool
+    ) -> list[np.ndarray]:
+        """(T, P) ids of each sequence, from the values of all of them under each template. All values of
+        one template are looked up together, while its vocabulary is in a cache."""
+        ends, P = list(accumulate(lengths, initial=0)), len(together)
+        rows = np.empty((ends[-1], len(self.templates)))
+        for p, (values, known) in enumerate(zip(together, self.values, strict=False)):
+            rows[:, p] = _ids_of(values, known, ends, apart)
+        if self.parts is not None:
+            word, find = self.parts.word, partial(_ids_of, apart=apart)
+            rows[:, P:] = self.parts.ids(rows[:, word].astype(np.int64), together[word], ends, find)
         return [rows[start:stop] for start, stop in pairwise(ends)]
 
-    def _dense_and_sparse(self, x: Any, place: str) -> list[np.ndarray]:
+    def _dense_and_sparse(self, x: Any, place: str, apart: bool) -> list[np.ndarray]:
         """The blocks of a row behind that of the templates."""
         if self.form == "dense":
             rows = as_dense(x, place)
             self._check_width(rows.shape[1], place)
             check_finite(rows, place, lambda d: f"column {d}")
             return [rows]
-        if self.form == "sparse":
-            return [self._encode_sparse(x, place)]
         parts = [self._encode_vectors(x, place, *vector) for vector in self.vectors.items()]
         if self.has_sparse:
             found = self.sparse_features(x, place)
             names = list(chain.from_iterable(found))
             values = list(chain.from_iterable(map(dict.values, found)))
-            ids = _ids_of(names, self.attributes, [0, len(names)])
+            ids = _ids_of(names, self.attributes, [0, len(names)], apart)
             parts.append(entries(np.array(list(map(len, found))), ids, values))
         return parts
 
-    def _encode_sparse(self, x: Any, place: str) -> np.ndarray:
-        matrix = as_csr(x)
-        self._check_width(matrix.shape[1], place)
-        bad = ~(np.abs(matrix.data) <= np.float64(LARGEST))  # which float32 cannot hold
-        if bad.any():
-            first = int(np.argmax(bad))
-            t = int(np.searchsorted(matrix.indptr, first, side="right")) - 1
-            raise not_usable(f"column {matrix.indices[first]}", matrix.data[first], f"{place}[{t}]")
-        return entries(np.diff(matrix.indptr), self._column_ids(matrix.indices), matrix.data)
+    def _encode_sparse(self, given: Sequence[tuple[str, Any]]) -> list[np.ndarray]:
+        """Rows of the matrices of sequences, each as wide as its fullest row needs."""
+        there = {n: as_csr(x) for n, (place, x) in enumerate(given) if form_of(x, place, self.form)}
+        for n, matrix in there.items():
+            self._check_width(matrix.shape[1], given[n][0])
+        if not there:
+            return [_EMPTY for _ in given]
+        data = np.concatenate([matrix.data for matrix in there.values()])
+        if not np.abs(data).max(initial=0) <= np.float64(LARGEST):  # which float32 cannot hold
+            for n, matrix in there.items():
+                _check_sparse(matrix, given[n][0])
+        counts = [np.diff(matrix.indptr) for matrix in there.values()]
+        ids = self._column_ids(np.concatenate([matrix.indices for matrix in there.values()]))
+        rows, found, start = entries(np.concatenate(counts), ids, data), [_EMPTY] * len(given), 0
+        for n, own in zip(there, counts, strict=True):
+            found[n] = rows[start : start + len(own), : 2 * max(1, int(own.max()))]
+            start += len(own)
+        return found
 
     def _column_ids(self, columns: np.ndarray) -> np.ndarray:
         """The place of each among those seen; behind them, one for every other column."""
@@ -249,28 +278,48 @@ class FeatureSplit:
 def entries(counts: np.ndarray, ids: ArrayLike, values: ArrayLike) -> np.ndarray:
     """(n, 2A) the sparse block of n tokens: ids and values in turn, from those of all tokens in order;
     counts : (n,) how many each token has."""
-    rows = np.tile(UNUSED, (len(counts), max(1, int(counts.max(initial=0)))))
-    row = np.repeat(np.arange(len(counts)), counts)
-    slot = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    rows[row, 2 * slot], rows[row, 2 * slot + 1] = ids, values
-    return rows
+    n, A = len(counts), max(1, int(counts.max(initial=0)))
+    rows = np.tile(UNUSED, (n * A, 1))
+    place: Any = slice(None)
+    if (counts < A).any():  # behind the last entry of a token, the rest of its row is skipped
+        begin = np.cumsum(counts) - counts
+        place = np.repeat(A * np.arange(n) - begin, counts) + np.arange(int(counts.sum()))
+    rows[place, 0], rows[place, 1] = ids, values
+    return rows.reshape(n, 2 * A)
 
 
-def _ids_of(values: Sequence[Any], known: Mapping[str, int], ends: Sequence[int]) -> np.ndarray:
+def _check_sparse(matrix: Any, place: str) -> None:
+    """InputError for a value of a scipy-sparse matrix that cannot be squared."""
+    bad = ~(np.abs(matrix.data) <= np.float64(LARGEST))
+    if bad.any():
+        first = int(np.argmax(bad))
+        t = int(np.searchsorted(matrix.indptr, first, side="right")) - 1
+        raise not_usable(f"column {matrix.indices[first]}", matrix.data[first], f"{place}[{t}]")
+
+
+def _ids_of(
+    values: Sequence[Any], known: Mapping[str, int], ends: Sequence[int], apart: bool = True
+) -> np.ndarray:
     """The id of each value; what is not a string has -1. Ids of unknown ones begin behind the known, anew
     in each sequence: the first of its unknown values has the first, and so on; a value that comes again
-    has the id that it had. ends : where sequences begin and end among the values."""
+    has the id that it had. ends : where sequences begin and end among the values. Unless they are told
+    apart, all unknown ones have the first such id."""
+    unknown = len(known)
     try:
-        ids = np.fromiter(map(known.get, values, repeat(_UNKNOWN)), np.int64, len(values))
+        ids = np.fromiter(map(known.get, values, repeat(unknown)), np.int64, len(values))
     except (TypeError, ValueError):  # a value without a hash
-        return _ids_of([v if isinstance(v, str) else None for v in values], known, ends)
-    at = np.flatnonzero(ids == _UNKNOWN)
+        return _ids_of([v if isinstance(v, str) else None for v in values], known, ends, apart)
+    if not apart:
+        if set(map(type, values)) != {str}:
+            ids[[not isinstance(v, str) for v in values]] = -1
+        return ids
+    at = np.flatnonzero(ids == unknown)
     if not len(at):
         return ids
     missing, found = list(map(values.__getitem__, at.tolist())), list[int]()
     for start, stop in pairwise(np.searchsorted(at, ends).tolist()):
         if start < stop:
-            found += map(dict[Any, int]().setdefault, missing[start:stop], count(len(known)))
+            found += map(dict[Any, int]().setdefault, missing[start:stop], count(unknown))
     ids[at] = found
     if set(map(type, missing)) != {str}:
         ids[at[[not isinstance(v, str) for v in missing]]] = -1

@@ -14,6 +14,7 @@ import numpy as np
 from structgp.data.annotations import Annotations, Given, majority
 from structgp.data.batch import MISSING, Batch
 from structgp.data.encode import FeatureEncoder
+from structgp.data.find_words import find_word
 from structgp.data.graphs import Shape, flat_labels, has_integers, shape_of
 from structgp.data.links import GraphSplit, Links, check_edges, own_encoders
 from structgp.data.rules import check_tuples, declared_rules
@@ -220,6 +221,7 @@ def read_examples(
     y: Sequence[Any] | Annotations,
     *,
     features: str = "auto",
+    word_parts: bool | str = False,
     weights: Any = None,
     constraints: Any = None,
     encoder: FeatureEncoder | None = None,
@@ -229,10 +231,10 @@ def read_examples(
 ) -> Examples:
     """X and y as examples; of annotations, y is the label that most annotators gave.
 
+    word_parts : whether a new encoder also takes words apart, or the name of the template to take apart.
     spec : of a structure that is not a chain. encoder : a fitted one to extend by the new features, None
     for a new one; classes : labels besides those of y, which with an encoder come first, in their order.
-    Sequences without any label (with a warning, at ``stacklevel``) and those of weight 0 are replaced by
-    empty ones."""
+    Sequences without any label (with a warning, at ``stacklevel``) or weight become empty ones."""
     shapes = None if spec is None else [shape_of(x, spec.form, f"X[{n}]") for n, x in enumerate(X)]
     annotations, y = (y, []) if isinstance(y, Annotations) else (None, y)
     said = None if annotations is None else _flat(X, annotations, shapes, spec)
@@ -257,16 +259,15 @@ def read_examples(
     order: Any = int if whole else (lambda label: label.split("=", 1)) if spec and spec.layers else None
     known = classes if encoder is not None else ()
     labels = LabelEncoder([*known, *sorted({*classes, *found} - set(known), key=order)], whole)
-    encoder = FeatureEncoder(features).fit(X) if encoder is None else encoder.extended(X)
     if len(labels.classes) < 2:
         raise only_one_class(labels.classes[0], "y")
     encoded, given = labels.transform(labels_of), None
+    encoder, rows = _encoded(X, encoded, encoder, features, word_parts)
     rules = None if constraints is None else declared_rules(constraints, labels.classes, spec)
     if annotations is not None and said is not None:
         given = Given.read(said, annotations.names, labels.classes, annotations.sequential)
     elif rules is not None:
         check_obeyed(rules, enumerate(encoded), labels.classes)
-    rows = encoder.transform(X)
     if shapes is None:
         return Examples(encoder, labels, rows, encoded, counts, rules, given=given)
     split = GraphSplit(encoder, spec, own_encoders(spec, shapes), labels.classes)
@@ -275,6 +276,26 @@ def read_examples(
     if rules is not None and rules.more and given is None:
         check_tuples(rules, split, encoded, links, labels.classes)
     return Examples(encoder, labels, rows, encoded, counts, rules, split, links, given)
+
+
+def _encoded(
+    X: Sequence[Any],
+    y: Sequence[np.ndarray],
+    known: FeatureEncoder | None,
+    features: str,
+    word_parts: bool | str,
+) -> tuple[FeatureEncoder, list[np.ndarray]]:
+    """An encoder that knows all of X, and the rows that it makes of X. Words are taken apart as they were
+    by the known encoder."""
+    encoder = FeatureEncoder(features).fit(X) if known is None else known.extended(X)
+    rows = encoder.transform(X)
+    if known is None and word_parts:
+        place = None if isinstance(word_parts, bool) else encoder.columns_named([word_parts])[0]
+        found = find_word([list(values) for values in encoder.values], rows, y, place)
+        if found is not None:
+            encoder.add_parts(*found)
+            rows = [encoder.with_parts(own) for own in rows]
+    return encoder, rows
 
 
 def _flat(

@@ -13,6 +13,7 @@ import numpy as np
 from structgp.data.arrays import ARRAYS, as_csr, as_dense, as_vector
 from structgp.data.flat_features import flatten
 from structgp.data.token_forms import check_strings, form_of, not_empty
+from structgp.data.word_parts import PARTS, WordParts
 from structgp.errors import InputError
 
 if TYPE_CHECKING:
@@ -75,14 +76,15 @@ class Vocabulary(RowLayout):
     template, however many there are. After ``fit`` there are also
 
     form : 'strings', 'dicts', 'sparse' or 'dense'.
-    templates : names of the categorical columns.
+    templates : names of the categorical columns: those that tokens have, then parts of words.
     values : one dict per template, value -> id.
     vectors : dict, key of a vector in feature dicts -> its number of elements.
     attributes : dict, name of a sparse feature -> id.
     has_sparse : whether rows end in a sparse block.
     width : number of columns of dense or scipy-sparse matrices.
     columns : the columns of scipy-sparse matrices that were seen, sorted; the place of one is its id.
-    dense_width : number of dense columns of a row."""
+    dense_width : number of dense columns of a row.
+    parts : of the words, where ``add_parts`` has made features of them; None otherwise."""
 
     features: str = "auto"
     form: str = ""
@@ -94,6 +96,20 @@ class Vocabulary(RowLayout):
     width: int = 0
     columns: list[int] = field(default_factory=list)
     dense_width: int = 0
+    parts: WordParts | None = None
+
+    @property
+    def given(self) -> list[str]:
+        """The templates that tokens have themselves."""
+        return self.templates[: len(self.templates) - (len(self.parts.kinds) if self.parts else 0)]
+
+    def add_parts(self, word: int, kinds: Sequence[int]) -> None:
+        """Makes parts of the values of template ``word`` templates of their own, behind the others."""
+        self.parts = WordParts(word, tuple(kinds))
+        self.parts.learn(self.values[word])
+        self.templates = [*self.templates, *(f"{PARTS[k]} of {self.templates[word]}" for k in kinds)]
+        self.values = [*self.values, *self.parts.values]
+        self.lay_out()
 
     @property
     def n_sparse(self) -> int:
@@ -142,13 +158,15 @@ class Vocabulary(RowLayout):
             self._learn_columns(X)
         elif self.form != "dense":
             for place, x in not_empty(X, self.form):
-                for known, column in zip(self.values, self.template_columns(x, place), strict=True):
+                for known, column in zip(self.values, self.template_columns(x, place), strict=False):
                     for value in column:
                         if isinstance(value, str):
                             known.setdefault(value, len(known))
                 for found in self.sparse_features(x, place) if self.has_sparse else ():
                     for name in found:
                         self.attributes.setdefault(name, len(self.attributes))
+        if self.parts is not None:
+            self.parts.learn(self.values[self.parts.word])
 
     def _learn_columns(self, X: Iterable[Any]) -> None:
         seen = np.zeros(self.width, dtype=bool)
@@ -213,18 +231,19 @@ class Vocabulary(RowLayout):
 
     def template_columns(self, x: Any, place: str) -> Sequence[Sequence[Any]]:
         """The values of all tokens under each template; InputError for a token with other columns."""
+        given = self.given
         if self.form == "dicts":
-            return _by_key(x, self.templates)
-        columns = columns_of(x) if self.templates else []
-        if columns is not None and len(columns) == len(self.templates):
+            return _by_key(x, given)
+        columns = columns_of(x) if given else []
+        if columns is not None and len(columns) == len(given):
             return columns
         check_strings(x, place)
         for t, token in enumerate(x):
             if isinstance(token, set | frozenset):
                 remedy = "pass a list, or use features='bag'"
                 raise InputError(f"{place}[{t}]", "a set has no columns", remedy)
-            if len(token) != len(self.templates):
-                problem = f"{len(token)} strings, but training had {len(self.templates)}"
+            if len(token) != len(given):
+                problem = f"{len(token)} strings, but training had {len(given)}"
                 remedy = "give every token equally many, or use features='bag'"
                 raise InputError(f"{place}[{t}]", problem, remedy)
         return list(zip(*x, strict=True))
@@ -233,7 +252,7 @@ class Vocabulary(RowLayout):
         """The sparse features of each token: the strings of a bag, or what in a dict is neither a vector
         nor the string of a template."""
         if self.form == "dicts":
-            found, vectors, templates = [], self.vectors, set(self.templates)
+            found, vectors, templates = [], self.vectors, set(self.given)
             for t, token in enumerate(x):
                 loose = [
                     (key, value)
@@ -248,14 +267,14 @@ class Vocabulary(RowLayout):
     @cached_property
     def mixed_keys(self) -> set[str]:
         """Templates whose keys had other values than strings too in training."""
-        keys = set(self.templates)
+        keys = set(self.given)
         return {name for attribute in self.attributes for name in (attribute, *_starts(attribute))} & keys
 
     def check_values(self, columns: Sequence[Sequence[Sequence[Any]]], places: Sequence[str]) -> None:
         """InputError for what is neither text nor None, nor a flag, where training had text alone: it would
         count for nothing. columns : of each sequence, the values under each template."""
         for own, place in zip(columns, places, strict=True):
-            for name, values in zip(self.templates, own, strict=True):
+            for name, values in zip(self.given, own, strict=True):
                 if set(map(type, values)) <= _TEXTS or name in self.mixed_keys:
                     continue
                 odd = [not isinstance(v, str | bool | np.bool_ | None) for v in values]
@@ -266,9 +285,12 @@ class Vocabulary(RowLayout):
 
     def to_json(self) -> dict[str, Any]:
         """All that ``from_json`` needs; ids are positions in the lists."""
-        plain = ("features", "form", "templates", "has_sparse", "width", "columns")
+        plain = ("features", "form", "has_sparse", "width", "columns")
+        given = self.given
         return {name: getattr(self, name) for name in plain} | {
-            "values": [list(known) for known in self.values],
+            "templates": given,
+            "values": [list(known) for known in self.values[: len(given)]],
+            "parts": None if self.parts is None else [self.parts.word, *self.parts.kinds],
             "vectors": [[name, width] for name, width in self.vectors.items()],
             "attributes": list(self.attributes),
         }
@@ -276,7 +298,9 @@ class Vocabulary(RowLayout):
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
         vectors = dict(state["vectors"])
+        parts = state.get("parts")
         given = dict(state) | {
+            "parts": None,
             "values": [{v: i for i, v in enumerate(known)} for known in state["values"]],
             "attributes": {v: i for i, v in enumerate(state["attributes"])},
             "vectors": vectors,
@@ -284,6 +308,8 @@ class Vocabulary(RowLayout):
         }
         vocabulary = cls(**given)
         vocabulary.lay_out()
+        if parts:
+            vocabulary.add_parts(parts[0], parts[1:])
         return vocabulary
 
 

@@ -1,4 +1,5 @@
-"""Mean and variance of linear functions at tokens, straight from their rows; compiled by numba.
+"""Mean and variance of linear functions at tokens, straight from their rows, and draws of them; compiled by
+numba.
 
 Letters as in ``gp.block``; N tokens, P templates.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import njit
 
 _compiled = njit(
@@ -63,3 +65,21 @@ def add_entries(rows: Any, size: int, unseen: Any, table: Any, out: Any) -> None
             elif place >= 0:
                 for r in range(R, 2 * R):
                     out[i, r] += unseen * x * x
+
+
+@_compiled
+def add_draws(place: Any, value: Any, unseen: Any, row: Any, deviation: Any, table: Any, out: Any) -> None:
+    """out (N, R, n) += draws of the functions at tokens around their means. place, value, unseen, row : (N,
+    A) of each feature of a token its weight, negative for one never seen, its value, its prior variance
+    where it was never seen, and its row in the table (rows, R, n) of standard normal numbers; deviation :
+    (M, R) of the weights."""
+    for i in range(len(place)):
+        for a in range(place.shape[1]):
+            x, noise = value[i, a], table[row[i, a]]
+            if x == 0:
+                continue
+            new = x * np.sqrt(unseen[i, a])
+            for r in range(noise.shape[0]):
+                own = new if place[i, a] < 0 else x * deviation[place[i, a], r]
+                for k in range(noise.shape[1]):
+                    out[i, r, k] += own * noise[r, k]

@@ -18,10 +18,15 @@ from torch import Tensor
 
 from structgp.gp.kernels import ActiveFeatures
 from structgp.gp.kernels.sparse import inner_product, pack
+from structgp.gp.token_moments import compiled_moments
 
 NOISE_ROWS, NOISE_NUMBERS = 1 << 13, 1 << 25
 """Rows of a table of noise, fewer where it would hold more numbers than the second figure (256 MB). Two
 features of one tuple share a row, and with it their noise, once in so many cases."""
+
+WORTH_COMPILING = 20_000
+"""Products of a number by a number from which compiled loops are used: tiny problems never wait for numba
+to start."""
 
 
 class SparseRows:
@@ -126,18 +131,32 @@ class WeightConditional:
         keys : (B,) numbers that give each example weights of its own; None for the same in all of them.
         Cost O(n B T A R).
         """
-        found, total = self.features, None
+        found, row = self.features, _row(self.features.name, keys, len(table))
         deviation = torch.cat([(self.prior_sd * sd.abs()).T, sd.new_zeros((1, len(sd)))])  # (M + 1, R)
+        loops = compiled_moments() if row.numel() * table[0].numel() >= WORTH_COMPILING else None
+        if loops is not None and table.device.type == "cpu" and not deviation.requires_grad:
+            total = deviation.new_zeros((*row.shape[:-1], *table.shape[1:]))
+            given = (found.place, found.value, found.unseen.expand_as(found.value), row)
+            arrays = (x.flatten(0, 1).contiguous().numpy() for x in given)
+            loops.add_draws(*arrays, deviation.numpy(), table.numpy(), total.flatten(0, 1).numpy())
+        else:
+            total = self._drawn(deviation, table, row)
+        half = total.permute(3, 0, 1, 2)
+        return torch.cat([half, -half])
+
+    def _drawn(self, deviation: Tensor, table: Tensor, row: Tensor) -> Tensor:
+        """(B, T, R, n) the half of ``spread`` that is not mirrored, by torch operations, feature by
+        feature. row : (B, T, A) of the table."""
+        found, total = self.features, None
         for a in range(found.place.shape[-1]):
             place = found.place[..., a]
             own = deviation[place]  # place -1 is the last row, of zeros
             own = own + (place < 0)[..., None] * found.unseen[..., a, None].sqrt()
             own = own * found.value[..., a, None]
-            part = own[..., None] * table[_row(found.name[..., a], keys, len(table))]
+            part = own[..., None] * table[row[..., a]]
             total = part if total is None else total.add_(part)
         assert total is not None
-        half = total.permute(3, 0, 1, 2)
-        return torch.cat([half, -half])
+        return total
 
     def mean(self, m: Tensor) -> Tensor:
         """(B, T, R) of whitened weights m (R, M), differentiable in them. Cost O(B T A R)."""
@@ -205,9 +224,9 @@ class Constant:
 
 
 def _row(name: Tensor, keys: Tensor | None, rows: int) -> Tensor:
-    """(B, T) which row of the table of noise belongs to a feature: the finaliser of splitmix64. ``rows``
+    """Which row of the table of noise belongs to features (B, ...): the finaliser of splitmix64. ``rows``
     is a power of 2."""
-    z = name if keys is None else name + keys[:, None] * -7046029254386353131
+    z = name if keys is None else name + keys.view(-1, *[1] * (name.dim() - 1)) * -7046029254386353131
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
         z = (z ^ ((z >> shift) & ((1 << (64 - shift)) - 1))) * factor
     return (z ^ ((z >> 31) & ((1 << 33) - 1))) & (rows - 1)

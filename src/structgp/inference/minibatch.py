@@ -29,6 +29,7 @@ from structgp.gp import Posterior
 from structgp.inference.batch_sites import LARGEST_SINGLE, Site, SitesOnDisk
 from structgp.inference.bound import lower_bound
 from structgp.inference.dual_lbfgs import Prior, climb
+from structgp.inference.fixed_batch import FixedBatch
 from structgp.inference.problem import LearnScales, Problem, StepInfo
 from structgp.inference.rounds import Agreement, Round
 
@@ -297,6 +298,8 @@ class _Visit:
             self.offsets.append(block.visit_offsets(here, *draws))
             self.duals.append(site.dual)
         self.n_draws = len(self.offsets[0])
+        parts = zip(self.blocks, self.offsets, strict=True)
+        self._fixed = FixedBatch(problem, i, [block.scores(offset) for block, offset in parts])
 
     def _site(self, k: int, kept: list[Site] | None) -> Site:
         scale = self.state.scale[k]
@@ -322,8 +325,10 @@ class _Visit:
         return [block.scores(h.view(offset.shape[1:]) + offset) for block, h, offset in parts]
 
     def likelihood(self, functions: list[Tensor]) -> tuple[float, list[Tensor]]:
-        total, slopes = self.problem.slopes(self.i, self.scores(functions))
-        return float(total), [s.reshape(h.shape) for s, h in zip(slopes, functions, strict=True)]
+        parts = zip(functions, self.offsets, strict=True)
+        found = self._fixed.slopes([h.view(offset.shape[1:]) for h, offset in parts])
+        total, slopes = found or self.problem.slopes(self.i, self.scores(functions))
+        return float(total), [s.to(h).reshape(h.shape) for s, h in zip(slopes, functions, strict=True)]
 
     def put_back(self, duals: list[Tensor], functions: list[Tensor], value: float) -> None:
         """The new sites, in the place of the old ones. value : E[log p] there."""

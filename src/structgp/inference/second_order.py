@@ -24,6 +24,7 @@ from torch import Tensor
 
 from structgp.errors import InputError
 from structgp.inference.bound import lower_bound
+from structgp.inference.fixed_batch import FixedBatch
 from structgp.inference.lbfgs import minimize
 from structgp.inference.problem import LearnScales, Problem, Slopes, StepInfo
 
@@ -184,27 +185,16 @@ class Draws:
                 parts, numbers = zip(self.blocks, here, noise, strict=True), problem.numbers(i)
                 self.offsets.append([block.offsets(c, eps, i, numbers) for block, c, eps in parts])
         self.n_draws = len(self.offsets[0][0])
-        self._fixed = [self._fixed_draws(i) for i in range(len(self.offsets))]
-
-    def _fixed_draws(self, i: int) -> Any:
-        """What gives value and slopes of batch i in one go; None where the structure has no such thing."""
-        if self.problem.structure.many_templates:
-            return None
-        parts = zip(self.blocks, self.offsets[i], strict=True)
-        added = [block.scores(block.scale * offset) for block, offset in parts]
-        batch = self.problem.batches[i]
-        return self.problem.structure.fixed_draws(*added, batch.y, batch.mask, self.problem.weights[i])
+        self._fixed = []
+        for i, offsets in enumerate(self.offsets):
+            added = [b.scores(b.scale * offset) for b, offset in zip(self.blocks, offsets, strict=True)]
+            self._fixed.append(FixedBatch(problem, i, added))
 
     def slopes(self, i: int) -> tuple[Tensor, list[Tensor]]:
         """``Problem.slopes`` of batch i."""
-        if self._fixed[i] is not None:
-            parts = zip(self.blocks, self.problem.conditional(i), strict=True)
-            means = [block.scores(c.times(block.m).mul_(block.scale)) for block, c in parts]
-            found = self._fixed[i].value_and_slopes(*means)
-            if found is not None:
-                value, *slopes = found
-                return value, [b.pull_back(s) for b, s in zip(self.blocks, slopes, strict=True)]
-        return self.problem.slopes(i, self.scores(i))
+        parts = zip(self.blocks, self.problem.conditional(i), strict=True)
+        found = self._fixed[i].slopes([block.scale * c.times(block.m) for block, c in parts])
+        return self.problem.slopes(i, self.scores(i)) if found is None else found
 
     def scores(self, i: int) -> list[Tensor]:
         """The scores of every template on batch i."""
@@ -262,7 +252,7 @@ def _fit_means(draws: Draws, steps: int, tolerance: float) -> Means:
         return found, slope
 
     zero = began[0].new_zeros(sum(sizes))
-    x, least = minimize(negative, zero, steps=steps, memory=20, tolerance=tolerance)
+    x, least = minimize(negative, zero, steps=steps, memory=10, tolerance=tolerance)
     return Means(place(x) - least, best[1], calls * draws.n_draws * draws.problem.n_sequences)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from structgp.inference import SecondOrder
 from structgp.inference.distributed import ALONE, Processes
 from structgp.plan.choices import Choice
 from structgp.plan.dense_shape import by_bound, by_regression
+from structgp.plan.learning_curve import USUAL, Curve
 from structgp.plan.options import Options
 from structgp.plan.resolve import Plan
 from structgp.plan.run import Fit
@@ -50,6 +51,9 @@ logger = logging.getLogger("structgp.held_out")
 N_FOLDS = 3
 """At most; fewer where there are fewer sequences."""
 
+HALVED = 2
+"""Folds that tell the learning curve, at most: a third one moved estimates by a hundredth."""
+
 CHEAP, COSTLY = (1_000, 20_000), (500, 2_000)
 """Folds are fitted until they have left out so many tokens, and to so many tokens each, about: for weights
 of sparse features, and for the posteriors that cost more. The error of a mean loss over a thousand tokens
@@ -62,9 +66,10 @@ announcements of ``experiments.seminars`` (36,000 tokens), the NLL of 120 others
 them chose the weight, and .0488 where 40 did."""
 
 ANSWER_DRAWS = 32
-"""Draws of the predictions, a quarter of the default's: their error is the same for all weights, and small
-beside that of so few tokens. The fits have as many draws as the real one: under a large weight, fewer are
-overfitted, and large weights would look worse than they are."""
+"""Draws of the predictions where those come from joint draws, a quarter of the default's. They raise the
+loss, by a tenth where many labels are rare, so label probabilities come without them where those of the
+fitted model will (``answers.local_points``). The fits have as many draws as the real one: under a large
+weight, fewer are overfitted, and large weights would look worse than they are."""
 
 
 def choose(
@@ -94,9 +99,12 @@ def choose(
     weight, spread, chosen_n, f1, threshold = agreed.tolist()
     best, tried = variants[int(chosen_n)], searches[int(chosen_n)]
     at = interpolated({w: by_spread[spread] for w, by_spread in tried.items()}, weight)
+    curve = folds.curve(replace(best, data_weight=nearest(tried, weight)), spread) or USUAL
+    shrinks = curve.shrinks(folds.n_fitted, examples.n_tokens)
     found = {
-        "token_nll": at.loss,
-        "token_error": 1 - at.mean("right"),
+        "token_nll": shrinks * at.loss,
+        "token_error": shrinks * (1 - at.mean("right")),
+        "learning_curve": {"nll_of_folds": at.loss, "slope": curve.slope, "error": curve.error},
         "confidence": at.mean("confidence"),
         "accuracy": at.mean("right"),
         "verdict": at.verdict,
@@ -139,7 +147,8 @@ def _variants(options: Options, plan: Plan, examples: Examples) -> list[Candidat
 
 class Folds:
     """Fits to parts of the training data, each of which leaves out a fold. n_judged : left-out tokens that
-    have a label, one which occurs in the rest too."""
+    have a label, one which occurs in the rest too. n_fitted : tokens that a fold is fitted
+    to, on average."""
 
     def __init__(self, options: Options, plan: Plan, examples: Examples) -> None:
         self.folds = []
@@ -147,8 +156,10 @@ class Folds:
             # Draws of its own in each fold, so that their errors average out, and the same ones for all
             # candidates.
             seed = (int(options.random_state) + n) % 2**63
-            self.folds.append(Fold(replace(options, random_state=seed), plan, examples, *parts))
+            left_out, rest = map(examples.part, parts)
+            self.folds.append(Fold(replace(options, random_state=seed), _shorter(plan), rest, left_out))
         self.n_judged = sum(int(judged.sum()) for fold in self.folds for judged in fold.judged)
+        self.n_fitted = float(np.mean([fold.examples.n_tokens for fold in self.folds] or [0]))
         self.n_tried = 0
 
     def predict(self, candidate: Candidate, spreads: Sequence[float] = (1.0,)) -> BySpread:
@@ -164,7 +175,24 @@ class Folds:
         """The F1 that the folds expect of their best spans under a candidate that was tried, and the
         threshold that leads to it; zeros where labels are not spans. No label is looked at."""
         key = (*candidate.key, spread)
-        return expected_f1([spans for fold in self.folds for spans in fold.spans.get(key, ())])
+        kept = (fold.answers[key].spans for fold in self.folds if key in fold.answers)
+        return expected_f1([spans for each in kept for spans in each])
+
+    def curve(self, candidate: Candidate, spread: float) -> Curve | None:
+        """How losses fall with more data, under a candidate that was tried: what fits to half as much lose
+        on the same tokens, those whose label they have seen. None where there is nothing to halve. Cost: a
+        fit to half of a fold's tokens for each of ``HALVED`` folds."""
+        logger.info("choosing how often sequences count, by cross-validation: fits to half as much")
+        key, few, many, tokens = (*candidate.key, spread), [], [], []
+        for fold, part in ((fold, fold.half()) for fold in self.folds[:HALVED] if key in fold.answers):
+            if part is not None:
+                few.append(part.predict(candidate, (spread,))[0])
+                many.append(fold.judge(fold.answers[key].marginals, part.judged))
+                tokens.append((part.examples.n_tokens, fold.examples.n_tokens))
+        if not few:
+            return None
+        half, whole = (Predictions(*np.concatenate(sums).T) for sums in (few, many))
+        return Curve.through(half, whole, *np.mean(tokens, axis=0).tolist())
 
 
 def _parts(options: Options, plan: Plan, examples: Examples) -> Iterator[tuple[list[int], list[int]]]:
@@ -180,28 +208,43 @@ def _parts(options: Options, plan: Plan, examples: Examples) -> Iterator[tuple[l
         rest = rest[: int(np.searchsorted(lengths[rest].cumsum(), most)) + 1]
         cut = int(np.searchsorted(lengths[fold].cumsum(), enough)) + 1
         fold = fold[: max(cut, FEWEST_LEFT_OUT)]
-        if plan.split.next is None or (lengths[rest] > 1).any():  # or transitions had nothing to learn from
+        if _can_learn(plan, lengths[rest]):
             left_out += int(lengths[fold].sum())
             yield sorted(fold.tolist()), sorted(rest.tolist())
+
+
+def _shorter(plan: Plan) -> Plan:
+    """The plan of a trial: what comes after the scales have been learned hardly moves predictions."""
+    optimizer = plan.optimizer.value
+    assert isinstance(optimizer, SecondOrder)
+    rounds = min(optimizer.max_rounds, optimizer.learning_rounds)
+    value = replace(optimizer, max_rounds=rounds)
+    return replace(plan, optimizer=replace(plan.optimizer, value=value), trial=True)
+
+
+def _can_learn(plan: Plan, lengths: Sequence[int] | np.ndarray) -> bool:
+    """Whether sequences of these lengths leave something to learn from to transitions with features."""
+    return plan.split.next is None or max(lengths) > 1
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Of each sequence left out. marginals : (T, V) label probabilities. spans : with their probabilities;
+    none where labels are not spans."""
+
+    marginals: list[np.ndarray]
+    spans: list[list[tuple[int, int, str, float]]]
 
 
 class Fold:
     """One part of the data. Every candidate is fitted from nothing, as the real fit will be: learning of
     scales ends before they settle, so where it ends depends on where it began. judged : of each sequence
-    left out, (T,) which tokens count. spans : by candidate and spread, of each sequence left out, its spans
-    with their probabilities, where labels are spans."""
+    left out, (T,) which tokens count. answers : by candidate and spread."""
 
-    def __init__(
-        self, options: Options, plan: Plan, examples: Examples, left_out: list[int], rest: list[int]
-    ) -> None:
-        optimizer = plan.optimizer.value
-        assert isinstance(optimizer, SecondOrder)
-        # What comes after the scales have been learned hardly moves predictions.
-        shorter = replace(optimizer, max_rounds=min(optimizer.max_rounds, optimizer.learning_rounds))
-        self.plan = replace(plan, optimizer=replace(plan.optimizer, value=shorter), trial=True)
-        self.options, self.examples, self.left_out = options, examples.part(rest), examples.part(left_out)
-        self.spans: dict[tuple[Any, ...], list[list[tuple[int, int, str, float]]]] = {}
-        known = self.examples.label_counts > 0
+    def __init__(self, options: Options, plan: Plan, rest: Examples, left_out: Examples) -> None:
+        self.options, self.plan, self.examples, self.left_out = options, plan, rest, left_out
+        self.answers: dict[tuple[Any, ...], Answers] = {}
+        known = rest.label_counts > 0
         self.judged = [(y >= 0) & known[np.maximum(y, 0)] for y in self.left_out.y]
 
     def predict(self, candidate: Candidate, spreads: Sequence[float]) -> list[np.ndarray]:
@@ -211,22 +254,46 @@ class Fold:
             model = self._fitted(candidate)
         except torch.linalg.LinAlgError:
             nothing = [np.zeros((len(judged), self.examples.n_labels)) for judged in self.judged]
-            return [self._judge(nothing)] * len(spreads)
-        question, sums = Question(ANSWER_DRAWS, None, self.plan.device.value), []
-        asked = Asked(replace(model, spread=1.0), question, self.left_out.rows, self.left_out.links)
-        asked = asked.keeping()
-        for spread in spreads:
-            here = asked if spread == 1 else asked.narrowed(spread)
-            sums.append(self._judge(here.marginals()))
-            if self.plan.threshold is not None:
-                key = (*candidate.key, spread)
-                self.spans[key] = here.spans(LEAST_COUNTED)
+            return [self.judge(nothing, self.judged)] * len(spreads)
+        sums = []
+        for spread, asked in zip(spreads, self._asked(model, spreads), strict=True):
+            spans = [] if self.plan.threshold is None else asked.decoded_spans(LEAST_COUNTED)
+            key, found = (*candidate.key, spread), Answers(asked.marginals(), spans)
+            self.answers[key] = found
+            sums.append(self.judge(found.marginals, self.judged))
         return sums
 
-    def _judge(self, marginals: list[np.ndarray]) -> np.ndarray:
+    def _asked(self, model: Model, spreads: Sequence[float]) -> Iterator[Asked]:
+        """The sequences left out, under each spread: as the fitted model will answer where that takes no
+        joint draws, else by the same few draws."""
+        question = Question(ANSWER_DRAWS, None, self.plan.device.value, local=self.options.local)
+
+        def under(spread: float) -> Asked:
+            return Asked(replace(model, spread=spread), question, self.left_out.rows, self.left_out.links)
+
+        if under(1.0).local_points() is not None:
+            yield from map(under, spreads)
+            return
+        kept = under(1.0).keeping()
+        for spread in spreads:
+            yield kept if spread == 1 else kept.narrowed(spread)
+
+    def half(self) -> Fold | None:
+        """The same sequences left out of a fit to about half as many tokens, drawn at random; None where
+        nothing would be left to fit to, or to leave out."""
+        rest, plan = self.examples, self.plan
+        order = np.random.default_rng(int(self.options.random_state)).permutation(len(rest.rows))
+        ends = np.cumsum([len(rest.rows[i]) for i in order])
+        some = sorted(order[: int(np.searchsorted(ends, ends[-1] / 2)) + 1].tolist())
+        if len(some) == len(order) or not _can_learn(plan, [len(rest.rows[i]) for i in some]):
+            return None
+        return Fold(self.options, plan, rest.part(some), self.left_out)
+
+    def judge(self, marginals: list[np.ndarray], judged: list[np.ndarray]) -> np.ndarray:
+        """(N, 6) the sums of ``Predictions`` for each sequence left out, over the tokens that count."""
         none: list[Any] = [None] * len(marginals)
         evidence = none if self.left_out.evidence is None else self.left_out.evidence
-        parts = zip(marginals, self.left_out.y, self.judged, evidence, strict=True)
+        parts = zip(marginals, self.left_out.y, judged, evidence, strict=True)
         sums = np.array([sums_of(*part) for part in parts])
         weights = self.left_out.weights
         return sums if weights is None else weights[:, None] * sums

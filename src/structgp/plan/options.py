@@ -156,6 +156,7 @@ class Parameters:
     posterior: str | Family = "auto"
     inference: str | Optimizer = "auto"
     features: str = "auto"
+    word_parts: str | None = "auto"
     constraints: str | dict[str, Any] | None = "auto"
     class_weight: str | dict[str, float] | None = None
     decode: str = "auto"
@@ -251,6 +252,7 @@ _POSSIBLE: dict[str, Callable[[Any], bool]] = {
     "data_weight": lambda v: (isinstance(v, Real) and 0 < float(v) < np.inf) or v == "auto",
     "spread": lambda v: (isinstance(v, Real) and 0 < float(v) < np.inf) or v == "auto",
     "transition_sd": lambda v: isinstance(v, Real) and 0 <= float(v) < np.inf,
+    "word_parts": lambda v: v is None or isinstance(v, str),
     "predict_with": lambda v: isinstance(v, Structure) or v in ("auto", "chain"),
     "n_jobs": lambda v: v is None or (isinstance(v, Integral) and int(v) != 0),
 }
@@ -265,6 +267,7 @@ _WORDS = {
     "data_weight": ("a number above 0", "a number above 0, or 'auto'"),
     "spread": ("a number above 0", "a number above 0, or 'auto'"),
     "transition_sd": ("a standard deviation of at least 0", "a number, 0 or more"),
+    "word_parts": ("the name of a feature", "'auto', None or the name of a feature"),
     "predict_with": ("a structure", "'auto', 'chain' or a structure"),
     "n_jobs": ("a number of processes", "1 or more, -1 for one per core, or None"),
 }

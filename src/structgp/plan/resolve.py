@@ -27,6 +27,7 @@ from structgp.plan.gradient_choice import gradient_of
 from structgp.plan.options import Family, Inducing, Mixture, Options, Weights
 from structgp.plan.predictor import answers_by, predictor_of
 from structgp.plan.programs import program_of
+from structgp.plan.word_choice import words_of
 from structgp.structures import (
     ByValues,
     Chain,
@@ -62,8 +63,8 @@ class Plan:
     chosen for unless the user says it. threshold : least probability of a span that is predicted for the
     best F1, None where labels are not spans. program : how labellings are summed over, None for a chain.
     answers : how a likelihood of the user's own answers. annotators : what is learned of them, None where
-    labels are not those of several. spread : factor on how far draws lie from the
-    posterior mean."""
+    labels are not those of several. word_parts : the feature whose values are taken apart. spread : factor
+    on how far draws lie from the posterior mean."""
 
     structure: Choice[Structure]
     kernel: Choice[KernelChoice]
@@ -94,6 +95,7 @@ class Plan:
     program: Choice[str] | None = None
     answers: Choice[str] | None = None
     annotators: Choice[str] | None = None
+    word_parts: Choice[str | None] | None = None
     shape: Any = None
     tails: float | None = None
     trial: bool = False
@@ -237,6 +239,7 @@ def _model(options: Options, examples: Examples | ShardedExamples) -> dict[str, 
         "predictor": predictor,
         "program": None if graph is None else program_of(spec, examples),  # type: ignore[arg-type]
         "answers": answers_by(structure.value, predictor, examples),
+        "word_parts": words_of(options, examples.encoder) if split.node.templates else None,
     }
 
 

@@ -10,6 +10,7 @@ import torch
 
 from structgp.answers.expected import Interval
 from structgp.api.describe import describe
+from structgp.data.word_parts import feature_name
 from structgp.evaluation.metrics import Report
 from structgp.report import charts, tables
 from structgp.report.findings import LEVEL, Findings, Truth
@@ -139,7 +140,11 @@ def confidence(findings: Findings) -> Markup:
             f"{plural(found['n_tokens'], NOUNS[findings.form][0])} in {plural(found['n_folds'], 'fold')}"
         )
         said = f"In cross-validation within the training data ({sizes}): "
-        notes.append(_note(f"{said}error {percent(found['token_error'])}. {found['verdict']}"))
+        notes.append(
+            _note(
+                f"{said}an error of {percent(found['token_error'])} is to be expected. {found['verdict']}"
+            )
+        )
     return join(notes)
 
 
@@ -252,7 +257,9 @@ def weights(findings: Findings) -> Markup:
     listed: list[Markup] = [_note(said)]
     for name, scales in parts.items():
         listed += [tag("h4", name)] if name else []
-        listed.append(tables.weights([(findings.templates.get(key, key), v) for key, v in scales.items()]))
+        listed.append(
+            tables.weights([(feature_name(key, findings.templates), v) for key, v in scales.items()])
+        )
     return join(listed)
 
 

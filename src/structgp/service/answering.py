@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 AT_ONCE = 4000
 """Tokens that are answered together, at most: what waits beyond that is the next batch. Their potentials
 are kept while they are answered, some 150 MB for ten labels."""
-LINGER, LONGEST = 0.1, 0.02
+LINGER, LONGEST = 0.5, 0.05
 """Part of the time that the last batch took for which the next one waits for others to join, and seconds at
 most. Only who asks right after a batch was answered waits."""
-STEP = 0.0005
-"""Seconds between two looks at who has joined."""
+STEP, PAUSE = 0.0005, 0.004
+"""Seconds between two looks at who has joined, and seconds without anybody after which nobody is expected
+any more: reading and writing a request takes a few tenths of a millisecond."""
 DETAILS = ("labels", "probabilities", "all", "page")
 """What an answer holds: labels; the probability of the labelling and of each label too; of every label of
 each token too; uncertainty and spans too, as the page shows them."""
@@ -125,11 +126,14 @@ class Answerer:
                 return
 
     def _gather(self, crowd: int, seconds: float) -> None:
-        """Waits until as many wait as did before, or for some seconds: those who were just answered often
-        ask again at once, and two half batches take longer than a whole one."""
-        until = time.perf_counter() + seconds
-        while self._queue.qsize() < crowd and not self._closed and time.perf_counter() < until:
+        """Waits until as many wait as did before, or nobody joins any more, or for some seconds: those who
+        were just answered often ask again at once, and two half batches take longer than a whole one."""
+        n, now = -1, time.perf_counter()
+        until = joined = now + seconds
+        while (here := self._queue.qsize()) < crowd and not self._closed and now < min(until, joined):
+            n, joined = (here, now + PAUSE) if here > n else (n, joined)
             time.sleep(STEP)
+            now = time.perf_counter()
 
     def _answer(self, batch: list[_Waiting]) -> None:
         tagger, number = self.tagger, self.number

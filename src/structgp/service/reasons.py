@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from structgp.data.word_parts import feature_name
 from structgp.errors import InputError
 from structgp.service.session import Session
 
@@ -50,7 +51,7 @@ def why(session: Session, i: int, token: int, label: str | None, most: int) -> d
             {"name": "the token after", "score": found.right},
         ],
         "features": [
-            {"name": names.get(part.name, part.name), "value": part.value, "score": part.score}
+            {"name": feature_name(part.name, names), "value": part.value, "score": part.score}
             for part in found.features[:PARTS]
         ],
         "witnesses": [

@@ -12,18 +12,13 @@ import torch
 WORTH_A_THREAD = 1_000_000
 """Products of a number by a number below which a second thread does not pay."""
 
-WORTH_A_SWEEP = 200_000
-"""The same for sweeps over graphs, which spend more on each product."""
-
 Result = TypeVar("Result")
 
 
-def share(
-    work: Callable[[int, int], Result], units: int, cost: int, worth: int = WORTH_A_THREAD
-) -> list[Result]:
+def share(work: Callable[[int, int], Result], units: int, cost: int) -> list[Result]:
     """Calls work(first, last) so that each unit is done once; what the calls return. cost : products of a
-    number by a number, in all. worth : of those, how many a second thread is worth."""
-    n = max(1, min(torch.get_num_threads(), units, cost // worth))
+    number by a number, in all."""
+    n = max(1, min(torch.get_num_threads(), units, cost // WORTH_A_THREAD))
     first, *others = pairwise(units * i // n for i in range(n + 1))
     if not others:
         return [work(*first)]

@@ -24,6 +24,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from structgp.data.sources import wapiti
@@ -138,18 +139,29 @@ class Template:
         The string is the line without its prefix, with cells for macros: ``the/cat`` for
         ``U05:%x[-1,0]/%x[0,0]``. Lines are told apart by their position in the tuple. Time and
         memory are O(tokens x macros): about a second for 200,000 tokens and 20 lines."""
-        if rows:
-            self.check_columns(min(len(row) for row in rows), "the rows given")
-        lines = self.unigrams + self.bigrams if transitions else self.unigrams
-        cells = {macro: macro.cells(rows) for line in lines for macro in line.macros}
-        features = []
-        for line in lines:
-            if line.macros:
-                values = zip(*(cells[macro] for macro in line.macros), strict=True)
-                features.append([line.pattern % value for value in values])
+        macros, lines, n_columns = self._work
+        if rows and (width := min(map(len, rows))) < n_columns:
+            self.check_columns(width, "the rows given")
+        columns = list(zip(*rows, strict=False))
+        cells = [macro.cells(columns, len(rows)) for macro in macros]
+        features: list[Sequence[str]] = []
+        for pattern, places in lines if transitions else lines[: len(self.unigrams)]:
+            if pattern == "%s":
+                features.append(cells[places[0]])
+            elif places:
+                features.append([pattern % v for v in zip(*(cells[k] for k in places), strict=True)])
             else:
-                features.append([line.pattern] * len(rows))
+                features.append([pattern] * len(rows))
         return list(zip(*features, strict=True))
+
+    @cached_property
+    def _work(self) -> tuple[list[Command], list[tuple[str, list[int]]], int]:
+        """What ``expand`` does to every sequence: the commands of all lines, each of them once; of each
+        line the pattern, and the places of its commands among those; how many columns they need."""
+        lines = self.unigrams + self.bigrams
+        place = {macro: k for k, macro in enumerate(dict.fromkeys(m for x in lines for m in x.macros))}
+        each = [(line.pattern, [place[macro] for macro in line.macros]) for line in lines]
+        return list(place), each, max((macro.column + 1 for macro in place), default=0)
 
     def crfsuite_attributes(self, rows: Sequence[Sequence[str]]) -> list[list[str]]:
         """Features of each token as strings that name their line, ``U00:the``, for a linear CRF.

@@ -15,7 +15,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -44,8 +44,11 @@ class Coverage:
         return self.as_written + self.lower_case + self.missing
 
     def __add__(self, other: Coverage) -> Coverage:
-        both = zip(astuple(self), astuple(other), strict=True)
-        return Coverage(*(a + b for a, b in both))
+        return Coverage(
+            self.as_written + other.as_written,
+            self.lower_case + other.lower_case,
+            self.missing + other.missing,
+        )
 
     def __str__(self) -> str:
         share = 1 - self.missing / max(1, self.n_tokens)

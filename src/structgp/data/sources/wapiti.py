@@ -65,19 +65,19 @@ class Command:
     def __str__(self) -> str:
         return self.source
 
-    def cells(self, rows: Sequence[Sequence[str]]) -> list[str]:
-        """What the command gives at each token."""
-        n = len(rows)
+    def cells(self, columns: Sequence[Sequence[str]], n: int) -> list[str]:
+        """What the command gives at each of n tokens, from their columns."""
         if self.absolute and n:
             position = self.row + n if self.row < 0 else self.row - 1
-            return self._results(rows, position, 1) * n
-        return self._results(rows, self.row, n)
+            return self._results(columns, n, position, 1) * n
+        return self._results(columns, n, self.row, n)
 
-    def _results(self, rows: Sequence[Sequence[str]], start: int, number: int) -> list[str]:
+    def _results(self, columns: Sequence[Sequence[str]], n: int, start: int, number: int) -> list[str]:
         """What it gives at the positions from ``start`` on."""
-        n, stop = len(rows), start + number
+        stop = start + number
         cells = [self._beyond("-", -position) for position in range(start, min(0, stop))]
-        cells += [row[self.column] for row in rows[max(0, start) : max(0, stop)]]
+        if n:
+            cells += columns[self.column][max(0, start) : max(0, stop)]
         cells += [self._beyond("+", position - n + 1) for position in range(max(n, start), stop)]
         if self.kind != "x":
             found = [find(self.expression, cell) for cell in cells]

@@ -13,6 +13,9 @@ from structgp.data.layout import GraphLayout, Tuples
 from structgp.structures.graph.cover import is_shared
 from structgp.structures.program import Scores
 
+SWEEPS = 5
+"""A fit goes over all edges at least so many times."""
+
 
 @dataclass(frozen=True)
 class EdgeRows:

@@ -234,29 +234,62 @@ def four_dots(_: Any, out: Any, o: Any, n: Any, a: Any, b: Any, j: Any, step: An
     return found
 
 
-@intrinsic
-def four_sums(
-    _: Any, out: Any, o: Any, apart: Any, n: Any, x: Any, i: Any, step: Any, across: Any, b: Any, j: Any,
-    along: Any,
-) -> Any:  # fmt: skip
-    """out[o + apart r] <- the sum of x[i + across r + step m] b[j + along m] over m < n, for r = 0, 1, 2,
-    3. x has numbers, not lanes: each multiplies all lanes of b."""
-    i64 = types.int64
+def _sums_of(rows: int) -> Callable[..., Any]:
+    def sums(
+        _: Any, out: Any, o: Any, apart: Any, n: Any, x: Any, i: Any, step: Any, across: Any, b: Any,
+        j: Any, along: Any,
+    ) -> Any:  # fmt: skip
+        """out[o + apart r] <- the sum of x[i + across r + step m] b[j + along m] over m < n, for each row r
+        of so many. x has numbers, not lanes: each multiplies all lanes of b."""
+        i64 = types.int64
 
-    @_written(out, i64, i64, i64, x, i64, i64, i64, b, i64, i64)
-    def found(to: _Code) -> None:
-        sums = [cgutils.alloca_once_value(to.builder, to.constant(0)) for _ in range(4)]
-        with cgutils.for_range(to.builder, to.arguments[3]) as loop:
-            lanes = to.load(8, to.after(9, loop.index, to.arguments[10]))
-            place = to.after(5, loop.index, to.arguments[6])
+        @_written(out, i64, i64, i64, x, i64, i64, i64, b, i64, i64)
+        def found(to: _Code) -> None:
+            sums = [cgutils.alloca_once_value(to.builder, to.constant(0)) for _ in range(rows)]
+            with cgutils.for_range(to.builder, to.arguments[3]) as loop:
+                lanes = to.load(8, to.after(9, loop.index, to.arguments[10]))
+                place = to.after(5, loop.index, to.arguments[6])
+                for so_far in sums:
+                    product = to.times(to.spread(to.number(4, place)), lanes)
+                    to.builder.store(to.plus(to.builder.load(so_far), product), so_far)
+                    place = to.builder.add(place, to.arguments[7])
+            place = to.arguments[1]
             for so_far in sums:
-                product = to.times(to.spread(to.number(4, place)), lanes)
-                to.builder.store(to.plus(to.builder.load(so_far), product), so_far)
-                place = to.builder.add(place, to.arguments[7])
-        place = to.arguments[1]
-        for so_far in sums:
-            to.store(to.builder.load(so_far), 0, place)
-            place = to.builder.add(place, to.arguments[2])
+                to.store(to.builder.load(so_far), 0, place)
+                place = to.builder.add(place, to.arguments[2])
+
+        return found
+
+    return sums
+
+
+four_sums, eight_sums = intrinsic(_sums_of(4)), intrinsic(_sums_of(8))
+"""Eight sums keep two multipliers busy, of which each takes four steps for a product."""
+
+
+@intrinsic
+def largest_square(_: Any, out: Any, o: Any, n: Any, a: Any, i: Any) -> Any:
+    """out[o] <- the largest square of a[i + L m] over m < n."""
+
+    @_written(out, types.int64, types.int64, a, types.int64)
+    def found(to: _Code) -> None:
+        def larger(so_far: Any, m: Any) -> Any:
+            here = to.load(3, to.after(4, m, to.lanes))
+            here = to.times(here, here)
+            return to.builder.select(to.builder.fcmp_ordered(">", here, so_far), here, so_far)
+
+        to.store(to.fold(2, 0, larger), 0, 1)
+
+    return found
+
+
+@intrinsic
+def scale(_: Any, out: Any, o: Any, a: Any, i: Any, x: Any, k: Any) -> Any:
+    """out[o] <- a[i] times the number x[k]."""
+
+    @_written(out, types.int64, a, types.int64, x, types.int64)
+    def found(to: _Code) -> None:
+        to.store(to.times(to.load(2, 3), to.spread(to.number(4, to.arguments[5]))), 0, 1)
 
     return found
 

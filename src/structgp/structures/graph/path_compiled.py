@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from structgp.structures.graph.cover import Solution, is_shared
-from structgp.structures.graph.edge_rows import EdgeRows, pool_of, slopes_of
+from structgp.structures.graph.edge_rows import SWEEPS, EdgeRows, pool_of, slopes_of
 from structgp.structures.graph.lanes import LANES
 from structgp.structures.graph.path_lanes import solve_lanes
 from structgp.structures.graph.path_loops import solve
 from structgp.structures.graph.path_sweeps import PathCover
 from structgp.structures.program import Scores
-from structgp.structures.threads import WORTH_A_SWEEP, share
+from structgp.structures.threads import share
 
 LEAST_DRAWS = 3
 """Draws from which on they go side by side, some of the eight places idle. With 11 labels and three draws
@@ -50,7 +50,7 @@ def solve_compiled(
     )  # fmt: skip
     side_by_side = S >= LEAST_DRAWS and plan.into.shape[1] <= 2
     work, units = (solve_lanes, -(-S // LANES) * B) if side_by_side else (solve, S * B)
-    share(partial(work, *given), units, S * len(plan.ends) * V * V, WORTH_A_SWEEP)
+    share(partial(work, *given), units, SWEEPS * S * len(plan.ends) * V * V)
     if failed.any():
         return None
     value, node, d, apart = (torch.from_numpy(x).to(f) for x in (log_z, nodes, moved, gap))

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from structgp.data.layout import GraphLayout
 from structgp.structures.graph.cover import Solution, factors_of, is_shared
-from structgp.structures.graph.edge_rows import EdgeRows, pool_of, slopes_of
+from structgp.structures.graph.edge_rows import SWEEPS, EdgeRows, pool_of, slopes_of
 from structgp.structures.graph.tree_loops import solve
 from structgp.structures.program import Scores
-from structgp.structures.threads import WORTH_A_SWEEP, share
+from structgp.structures.threads import share
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def solve_compiled(
         index.n_up, index.is_root, moved, split is not None, sweeps, tolerance, log_z, nodes, joints,
         rows.out_row, gap, taken, failed,
     )  # fmt: skip
-    share(partial(solve, *given), S * B, S * len(rows.row) * V * V, WORTH_A_SWEEP)
+    share(partial(solve, *given), S * B, SWEEPS * S * len(rows.row) * V * V)
     if failed.any():
         return None
     value, node, d, apart = (torch.from_numpy(x).to(f) for x in (log_z, nodes, moved, gap))

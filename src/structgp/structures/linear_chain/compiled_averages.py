@@ -13,13 +13,17 @@ from numba import njit
 
 from structgp.structures.graph.lanes import (
     SINGLE_LANES,
+    add,
     dot,
+    eight_sums,
     extremes,
     four_dots,
     four_sums,
     invert,
+    largest_square,
     multiply,
     row_sum,
+    scale,
 )
 from structgp.structures.linear_chain.lane_exp import exp_in_place
 
@@ -29,15 +33,6 @@ _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contrac
 _reordered = njit(
     cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz", "nnan"}
 )
-
-
-@_reordered
-def _furthest(x: Any) -> Any:
-    """The largest absolute value."""
-    high = low = x.dtype.type(0)
-    for i in range(len(x)):
-        high, low = max(high, x[i]), min(low, x[i])
-    return max(high, -low)
 
 
 @_reordered
@@ -96,32 +91,51 @@ def _messages(node: Any, table: Any, n: int, V: int, rest: Any, inverse: Any, to
 
 
 @_compiled
-def _factors(mixed: Any, V: int, R: int, normal: Any, at: int, width: int, out: Any, apart: int) -> bool:
-    """out[apart v : apart v + width] <- exp of what normal numbers (R, width), from ``at`` on, add to the
-    score of each label. mixed : (V, R). False where that is too much for single precision."""
+def _sums(
+    out: Any, o: int, apart: int, rows: int, n: int, x: Any, i: int, step: int, across: int, b: Any, j: int,
+    along: int,
+) -> None:  # fmt: skip
+    """``four_sums`` of any number of rows; up to three more are written."""
+    row = 0
+    while row < rows:
+        if rows - row > FOUR:
+            eight_sums(out, o + apart * row, apart, n, x, i + across * row, step, across, b, j, along)
+            row += 2 * FOUR
+        else:
+            four_sums(out, o + apart * row, apart, n, x, i + across * row, step, across, b, j, along)
+            row += FOUR
+
+
+@_compiled
+def _factors(mixed: Any, V: int, R: int, normal: Any, at: int, width: int, room: Any, out: Any) -> bool:
+    """out (V, width) <- exp of what normal numbers (R, width), from ``at`` on, add to the score of each
+    label. mixed : (V, R); room : (L,). False where that is too much for single precision."""
     for first in range(0, width, L):
-        for v in range(0, V, FOUR):
-            four_sums(out, apart * v + first, apart, R, mixed, v * R, 1, R, normal, at + first, width)
+        _sums(out, first, width, V, R, mixed, 0, 1, R, normal, at + first, width)
+    largest_square(room, 0, V * width // L, out, 0)
     is_safe = True
-    for v in range(V):
-        row = out[apart * v : apart * v + width]
-        is_safe &= _furthest(row) < LARGEST
-        exp_in_place(row)
+    for s in range(L):
+        is_safe &= room[s] < LARGEST * LARGEST
+    exp_in_place(out[: V * width])
     return is_safe
 
 
 @_compiled
-def _average(said: Any, factor: Any, V: int, K: int, weight: Any, total: Any, out: Any) -> None:
+def _average(
+    said: Any, factor: Any, mirror: int, V: int, half: int, weight: Any, total: Any, out: Any
+) -> None:
     """out (V,) <- the probabilities of a token's labels, averaged over all draws and points. said : (V, L),
-    what a draw says of the token; factor : (V, K), what a point says of it; weight, total : room."""
-    for k in range(0, K, FOUR):
-        four_sums(weight, L * k, L, V, factor, k, K, 1, said, 0, L)
-    for k in range(K):
-        invert(weight, L * k, weight, L * k)
-    for v in range(0, V, FOUR):
-        four_sums(total, L * v, L, K, factor, v * K, 1, K, weight, 0, L)
+    what a draw says of the token; factor : (V, K / 2), what a point says of it, and behind it, from
+    ``mirror`` on, what mirrored points say; weight, total : room."""
+    other = (V + FOUR) * L
+    for side in range(2):
+        _sums(weight, 0, L, half, V, factor, side * mirror, half, 1, said, 0, L)
+        for k in range(half):
+            invert(weight, L * k, weight, L * k)
+        _sums(total, side * other, L, V, half, factor, side * mirror, 1, half, weight, 0, L)
     for v in range(V):
-        out[v] = _inner(total[L * v : L * v + L], said[L * v : L * v + L]) / (L * K)
+        add(total, L * v, total, other + L * v)
+        out[v] = _inner(total[L * v : L * v + L], said[L * v : L * v + L]) / (2 * half * L)
 
 
 @_compiled
@@ -149,8 +163,7 @@ def _put_levels(level: Any, node: Any, high: Any, low: Any) -> Any:
     """node (V, L) is multiplied by level (V,). Returns the largest ratio of two numbers of one draw."""
     V, widest = len(level), np.float32(1)
     for v in range(V):
-        for i in range(L * v, L * v + L):
-            node[i] *= level[v]
+        scale(node, L * v, node, L * v, level, v)
     extremes(high, low, V, node, 0)
     for s in range(L):
         widest = max(widest, high[s] / low[s])
@@ -169,12 +182,12 @@ def average_sequences(
     mirrored; table : (V, V, L), exponentials of the scores of transitions; starts, ends : (V,) whether a
     sequence may begin or end with a label; begin : (B + 1,) where sequences begin among the tokens."""
     V, R, half, VL = mean.shape[1], sd.shape[1], points.shape[1], mean.shape[1] * L
-    positions, K, longest = len(noise) // R, 2 * half, 0
+    positions, mirror, longest = len(noise) // R, (V + FOUR) * half, 0
     for b in range(first, last):
         longest = max(longest, begin[b + 1] - begin[b])
     node, rest, inverse = _room(longest * VL), _room(longest * VL), _room(longest * L)
-    told, mixed, factor = _room(2 * VL), _room((V + FOUR) * R), _room((V + FOUR) * K)
-    weight, total, said = _room(K * L), _room(VL), _room(VL)
+    told, mixed, factor = _room(2 * VL), _room((V + FOUR) * R), _room(2 * mirror)
+    weight, total, said = _room(half * L), _room(2 * VL + FOUR * L), _room(VL)
     level, high, low = np.empty((longest, V), np.float32), _room(L), _room(L)
     normal, fixed, table, open = noise.ravel(), points.ravel(), table.ravel(), np.ones(V, np.bool_)
     for b in range(first, last):
@@ -189,17 +202,16 @@ def average_sequences(
             _levels(mean[start + t], open, level[t])
             _mix(basis, sd[start + t], mixed)
             here = node[t * VL :]
-            if not _factors(mixed, V, R, normal, t % positions * R * L, L, here, L):
+            if not _factors(mixed, V, R, normal, t % positions * R * L, L, high, here):
                 spread[b] = np.inf
             spread[b] = max(spread[b], _put_levels(level[t], here, high, low))
         _messages(node, table, n, V, rest, inverse, told)
         for t in range(n):
             _mix(basis, sd[start + t], mixed)
-            if not _factors(mixed, V, R, fixed, 0, half, factor, K):
+            if not _factors(mixed, V, R, fixed, 0, half, high, factor):
                 spread[b] = np.inf
+            for i in range(0, V * half, L):
+                invert(factor, mirror + i, factor, i)
             for v in range(V):
-                for k in range(half):
-                    factor[K * v + half + k] = 1 / factor[K * v + k]
-                for i in range(L * v, L * v + L):
-                    said[i] = rest[t * VL + i] * level[t, v]
-            _average(said, factor, V, K, weight, total, out[start + t])
+                scale(said, L * v, rest, t * VL + L * v, level[t], v)
+            _average(said, factor, mirror, V, half, weight, total, out[start + t])

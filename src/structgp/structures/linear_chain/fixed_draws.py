@@ -42,7 +42,7 @@ class FixedDraws:
         if leaves_open(y, mask):
             self._open = _Totals(keep_known(f, y, mask), g, mask, weight)
             return
-        known = torch.where(mask, y, 0)
+        known, self._padding = torch.where(mask, y, 0), ~mask[..., None]
         self._told = weight @ program.score(scores, known).mean(0)
         hot = torch.nn.functional.one_hot(known, f.shape[-1]).to(f)
         self._nodes = hot * (mask * weight[:, None])[..., None]
@@ -58,7 +58,9 @@ class FixedDraws:
         if self._open is not None:
             told = self._open.value_and_slopes(f, g)
         else:
-            value = self._told + (self._nodes * f).sum() + (self._table * g).sum()
+            value = (
+                self._told + (self._nodes * f.masked_fill(self._padding, 0)).sum() + (self._table * g).sum()
+            )
             told = (value, self._nodes, self._table) if bool(value.isfinite()) else None
         if told is None:
             return None
@@ -106,13 +108,13 @@ class _Totals:
 
 def fixed_draws(program: Program, f: Tensor, g: Tensor, y: Tensor, weight: Tensor) -> FixedDraws | None:
     """None where compiled loops are not to be had, would not pay, or do not know such scores."""
-    draws = max(LANES, len(f))  # eight cost as much as one
+    draws = max(LANES, len(f))  # eight cost as much as one or two
     enough = draws * f[0].numel() * f.shape[-1] >= max(1, WORTH_COMPILING) and f.shape[-1] <= MOST_LABELS
     known = f.dtype == g.dtype == weight.dtype == torch.float64 and f.device.type == "cpu" and g.dim() == 3
     if not enough or not known or compiled_loops() is None:
         return None
-    if len(f) == 1:
-        f, g = f.expand(LANES, -1, -1, -1), g.expand(LANES, -1, -1)
+    if LANES % len(f) == 0:
+        f, g = f.repeat(LANES // len(f), 1, 1, 1), g.repeat(LANES // len(f), 1, 1)
     if len(f) % LANES:
         return None
     return FixedDraws(program, program.restrict((f, g)), y, weight)

@@ -1,0 +1,193 @@
+"""Which of a token's features is its word, and whether its parts are worth knowing, told by training data.
+
+A word is of an open class: at least half of its values were seen once, and most are longer than one
+character. It is neither made by joining other features, nor always a piece of another one. Words before and
+after the token are such features too, but they have the same value, or none, at all beginnings or ends of
+sequences. Where several are left, as with capitals and without, the word is the one that tells most about
+labels.
+
+Words that were seen once stand for those that are yet to come. Parts are worth knowing if one of them tells
+something about their labels that the two best other features do not: a part of speech may have told it
+already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from structgp.data.word_parts import PARTS, parts_of
+
+OPEN = 0.5
+"""Share of values seen once, at least. Not chosen on data: of words of a few hundred sentences, two thirds
+to four fifths are."""
+
+MOST_TOKENS = 10_000
+"""Tokens that are looked at, the first ones."""
+
+SHARE = 0.7
+"""Of what a feature tells by itself, if it is told together with others: they overlap. Not chosen on
+data."""
+
+LEAST = 0.01
+"""Nats per word seen once that the best part must add. On TRAINING halves of four tasks it adds .09 on
+recipes, .07 on the words of basenp and .09 to .12 on those of chunking; with parts of speech beside the
+words, where parts of words do not help, .00 on basenp, chunking and japanesene."""
+
+SAMPLE = 200
+"""Tokens whose strings are compared."""
+
+
+def find_word(
+    values: Sequence[Sequence[str]],
+    rows: Sequence[np.ndarray],
+    y: Sequence[np.ndarray],
+    word: int | None = None,
+) -> tuple[int, tuple[int, ...]] | None:
+    """The template of the words, and the parts to add, as places in ``PARTS``; None where there are none.
+    A part that says the same as a template, or as a part before it, or nothing, is left out.
+
+    values : of each template, by id; rows : (T, W) of each sequence, value ids first; y : its labels,
+    negative where they are missing; word : the template, if the user has named it. Cost: linear in at most
+    ``MOST_TOKENS`` tokens."""
+    ids, labels, edges = _tokens(rows, y, len(values))
+    asked = word is not None
+    if not asked and len(labels):
+        word = _word(values, ids, labels, edges)
+    if word is None:
+        return None
+    parts = _part_ids(values[word], ids[:, word])
+    kinds, seen = [], [np.zeros(len(ids), np.int64), *ids.T]
+    for kind, part in enumerate(parts):
+        if not any(_say_the_same(part, other) for other in seen):
+            kinds.append(kind)
+            seen.append(part)
+    if not asked and not _are_new([parts[kind] for kind in kinds], ids, word, labels):
+        return None
+    return (word, tuple(kinds)) if kinds else None
+
+
+def _are_new(parts: Sequence[np.ndarray], ids: np.ndarray, word: int, labels: np.ndarray) -> bool:
+    """Whether a part tells more about words seen once than the two best features do."""
+    here, common = ids[:, word], np.bincount(labels) / len(labels)
+    often = np.bincount(here[here >= 0], minlength=1)
+    once = np.flatnonzero((here >= 0) & (often[np.maximum(here, 0)] == 1))
+    if not len(once):
+        return False
+    wanted = np.arange(len(once)), labels[once]
+
+    def told(evidence: np.ndarray) -> np.ndarray:
+        """(n,) log-probability of the labels of words seen once."""
+        scores = np.log(common) + SHARE * evidence
+        found: np.ndarray = scores[wanted] - np.logaddexp.reduce(scores, 1)
+        return found
+
+    given = [evidence_of(own, labels, common, once) for own in ids.T]
+    best = max(given, key=lambda one: told(one).sum())
+    both = best + max(given, key=lambda one: told(best + one).sum())
+    more = [told(both + evidence_of(part, labels, common, once)) - told(both) for part in parts]
+    return any(gain.mean() > LEAST for gain in more)
+
+
+def _word(
+    values: Sequence[Sequence[str]], ids: np.ndarray, labels: np.ndarray, edges: np.ndarray
+) -> int | None:
+    texts = _texts(values, ids)
+    openly = [p for p in range(len(values)) if _is_open(ids[:, p], values[p])]
+    single = [p for p in openly if not _is_joined(p, texts)]
+    whole = [p for p in single if not any(_is_piece(texts[p], texts[q]) for q in single if q != p)]
+    common, every = np.bincount(labels) / len(labels), np.arange(len(labels))
+
+    def worth(p: int) -> tuple[bool, float]:
+        first_and_last = (len(np.unique(edges[at, :, p])) for at in (0, 1))
+        evidence = evidence_of(ids[:, p], labels, common, every)
+        return min(first_and_last) > 1, float(evidence[every, labels].sum())
+
+    return max(whole, key=worth, default=None)
+
+
+def evidence_of(ids: np.ndarray, labels: np.ndarray, common: np.ndarray, where: np.ndarray) -> np.ndarray:
+    """(n, V) what a feature says of the labels of n of the tokens, in nats beyond label frequencies (V,):
+    the other tokens with its value predict it, and label frequencies count as one token more."""
+    _, place = np.unique(ids, return_inverse=True)
+    counts = np.zeros((place.max() + 1, len(common)))
+    np.add.at(counts, (place, labels), 1.0)
+    others = counts[place[where]]
+    others[np.arange(len(where)), labels[where]] -= 1
+    found: np.ndarray = np.log((others + common) / (others.sum(1, keepdims=True) + 1) / common)
+    return found
+
+
+def _tokens(
+    rows: Sequence[np.ndarray], y: Sequence[np.ndarray], n_templates: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(N, P) value ids and (N,) labels of tokens that have one, and (2, n, P) value ids of the first and
+    the last token of each sequence. Where tokens have labels of several layers, those of the first."""
+    some, n = [(np.empty((0, n_templates)), np.empty(0, np.int64))], 0
+    for row, labels in zip(rows, y, strict=True):
+        if n < MOST_TOKENS and len(row):
+            some.append((row[:, :n_templates], labels[: len(row)]))
+            n += len(row)
+    ids, labels = (np.concatenate(of) for of in zip(*some, strict=True))
+    edges = np.array([[own[at] for own, _ in some[1:]] for at in (0, -1)])
+    return ids[labels >= 0].astype(np.int64), labels[labels >= 0], edges
+
+
+def _is_open(ids: np.ndarray, values: Sequence[str]) -> bool:
+    once = np.bincount(ids[ids >= 0], minlength=1)
+    longer = sum(len(value) > 1 for value in values)
+    return 2 * longer > len(values) and bool((once == 1).sum() >= OPEN * (once > 0).sum())
+
+
+def _texts(values: Sequence[Sequence[str]], ids: np.ndarray) -> list[list[str | None]]:
+    """Of each template, its values at some tokens from all over the data; None where there is none."""
+    some = ids[np.linspace(0, len(ids) - 1, min(SAMPLE, len(ids))).astype(int)]
+    return [
+        [known[i] if i >= 0 else None for i in own.tolist()]
+        for known, own in zip(values, some.T, strict=True)
+    ]
+
+
+def _is_joined(p: int, texts: Sequence[Sequence[str | None]]) -> bool:
+    """Whether all values begin with those of one other template and end with those of one, with the same
+    character beside each of them, which is no letter or digit."""
+    marks = [{at: _mark(texts[p], own, at) for at in (0, -1)} for q, own in enumerate(texts) if q != p]
+    return any(m[0] and m[0] == n[-1] for m in marks for n in marks)
+
+
+def _mark(texts: Sequence[str | None], inside: Sequence[str | None], at: int) -> str:
+    """The character beside the values ``inside`` that stand at the beginning (0) or the end (-1) of all
+    texts; '' where they do not, or characters differ."""
+    found = ""
+    for text, own in zip(texts, inside, strict=True):
+        if text is None or own is None:
+            continue
+        rest = text[len(own) :] if at == 0 else text[: len(text) - len(own)]
+        there = text.startswith(own) if at == 0 else text.endswith(own)
+        if not there or not rest or rest[at].isalnum() or (found and rest[at] != found):
+            return ""
+        found = rest[at]
+    return found
+
+
+def _is_piece(texts: Sequence[str | None], of: Sequence[str | None]) -> bool:
+    """Whether all texts are in those of another template, but for capitals, and some are shorter."""
+    both = [(a.lower(), b.lower()) for a, b in zip(texts, of, strict=True) if a and b]
+    return bool(both) and all(a in b for a, b in both) and any(a != b for a, b in both)
+
+
+def _part_ids(words: Sequence[str], ids: np.ndarray) -> list[np.ndarray]:
+    """(N,) of each part of the words with these ids, numbers that tell its values apart; -1 for none."""
+    parts = [parts_of(word) for word in words]
+    found = []
+    for kind in range(len(PARTS)):
+        known: dict[str, int] = {}
+        table = np.array([known.setdefault(own[kind], len(known)) for own in parts])
+        found.append(np.where(ids >= 0, table[ids], -1))
+    return found
+
+
+def _say_the_same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two features tell the same tokens apart."""
+    n_a, n_b = len(np.unique(a)), len(np.unique(b))
+    return n_a == n_b == len(np.unique(a * (b.max() + 2) + b))

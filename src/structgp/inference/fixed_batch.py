@@ -1,0 +1,34 @@
+"""A batch at draws that differ from their mean by fixed scores, for optimisers that move the mean alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from structgp.inference.problem import Problem
+
+
+class FixedBatch:
+    """added : what each draw adds to the mean scores of every template, on batch i."""
+
+    def __init__(self, problem: Problem, i: int, added: Sequence[Tensor]) -> None:
+        self._blocks, batch = problem.posterior.blocks, problem.batches[i]
+        self._draws: Any = None
+        if not problem.structure.many_templates:
+            double = [x.double() for x in added]
+            given = batch.y, batch.mask, problem.weights[i].double()
+            self._draws = problem.structure.fixed_draws(*double, *given)
+
+    def slopes(self, functions: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]] | None:
+        """As of ``Problem.slopes``, at mean functions (B, T, R) of each block, (P,) if shared, in double
+        precision; None where the structure has no such thing, or cannot do it at these scores."""
+        if self._draws is None:
+            return None
+        parts = zip(self._blocks, functions, strict=True)
+        found = self._draws.value_and_slopes(*(block.scores(h.double()) for block, h in parts))
+        if found is None:
+            return None
+        value, *slopes = found
+        return value, [block.pull_back(slope) for block, slope in zip(self._blocks, slopes, strict=True)]
