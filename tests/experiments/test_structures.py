@@ -46,9 +46,15 @@ def test_features_say_where_in_its_line_a_word_stands() -> None:
 def test_only_words_of_few_training_documents_are_linked(data: Path) -> None:
     X, _ = seminars.load(str(data))
     marked = seminars.marked(X, seminars.rare(X))
-    kinds = {token["word"]: token["kind"] for token in marked[0]}
-    assert kinds["Speaker"] == kinds["At"] == ""
-    assert kinds["Alda"] == "Xx"
+    kinds = {(token["word"], token["line"]): token["kind"] for token in marked[0]}
+    assert kinds["Speaker", "0"] == kinds["At", "1"] == ""
+    assert kinds["Alda", "0"] == kinds["Alda", "1"] == "Xx"
+
+
+def test_names_are_linked_by_their_last_words() -> None:
+    x = seminars.features(["Ann", "Lee", "Ann", "Lee", "talks"], list("00111"))
+    (found,) = seminars.marked([x], lambda word: True)
+    assert [token["kind"] for token in found] == ["", "Xx", "", "Xx", "x"]
 
 
 def test_folds_have_every_document_once() -> None:
