@@ -361,8 +361,8 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
 
     @property
     def held_out_(self) -> dict[str, Any] | None:
-        """How well the model predicts left-out training data, ``training_log_['held_out']``; None where the
-        weight of the data was not chosen by cross-validation."""
+        """What to expect of the model on new data, from left-out training data: the log's 'held_out'. None
+        where the weight of the data was not chosen by cross-validation."""
         check_is_fitted(self, "model_")
         found: dict[str, Any] | None = self.training_log_.get("held_out")
         return found
