@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from structgp import StructuredGPClassifier, describe, explain
 from structgp.data import corpora
+from structgp.data.word_parts import feature_name
 
 # %%
 corpus = corpora.recipes()
@@ -14,11 +15,12 @@ X = [corpus.template.expand(rows) for rows in corpus.X_train[:60]]
 y = corpus.y_train[:60]
 tokens = corpora.tokenize("3 ripe tomatoes, peeled")
 x = corpus.template.expand(corpora.columns(tokens))
+lines = {str(i): unigram.source for i, unigram in enumerate(corpus.template.unigrams)}
 
 # %% [markdown]
 # Under the posterior mean, the log-odds of two labels at a token are a sum: what its features say,
 # what comes from the left, what comes from the right. What features say is again a sum, over
-# features, or over training tokens.
+# features; or roughly, over training tokens.
 
 
 # %%
@@ -28,8 +30,7 @@ def one_token(tagger: StructuredGPClassifier, t: int) -> dict[str, float]:
     print(f"  log-odds {why.log_odds:+.2f} = features {why.unary:+.2f}", end=" ")
     print(f"+ left {why.left:+.2f} + right {why.right:+.2f}")
     for name, value, score in why.features[:4]:
-        source = corpus.template.unigrams[int(name)].source if name.isdigit() else name
-        print(f"  {score:+.2f}  {source}  {value}")
+        print(f"  {score:+.2f}  {feature_name(name, lines)}  {value}")
     for witness in why.witnesses[:3]:
         assert witness.sequence is not None
         line = [row[0] for row in corpus.X_train[witness.sequence]]
@@ -41,7 +42,7 @@ def one_token(tagger: StructuredGPClassifier, t: int) -> dict[str, float]:
         "three parts": why.unary + why.left + why.right,
         "features": sum(part.score for part in why.features),
         "unary": why.unary,
-        "witnesses": sum(witness.score for witness in why.witnesses[:3]),
+        "witnesses": sum(witness.label == why.label for witness in why.witnesses[:3]),
     }
 
 
@@ -68,7 +69,7 @@ def the_model(tagger: StructuredGPClassifier) -> dict[str, float]:
 def main() -> dict[str, float]:
     """Prints, and returns the figures."""
     tagger = StructuredGPClassifier().fit(X, y)
-    return one_token(tagger, 1) | the_model(tagger)
+    return one_token(tagger, 2) | the_model(tagger)
 
 
 # %%

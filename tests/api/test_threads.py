@@ -89,9 +89,9 @@ def test_data_is_encoded_once(
     encoder = fitted.model_.encoder
     plain, seen = type(encoder).transform, []
 
-    def transform(self: Any, X: Any) -> Any:
+    def transform(self: Any, X: Any, **how: Any) -> Any:
         seen.append(len(X))
-        return plain(self, X)
+        return plain(self, X, **how)
 
     monkeypatch.setattr(type(encoder), "transform", transform)
     fitted.evaluate(data.X[20:], data.y[20:])

@@ -140,7 +140,7 @@ def test_why_this_label() -> None:
     found = example("why_this_label").main()
     assert found["three parts"] == pytest.approx(found["log-odds"])
     assert found["features"] == pytest.approx(found["unary"])
-    assert found["witnesses"] * found["unary"] > 0
+    assert found["witnesses"] == 3  # those that speak most for a label have it
     assert found["goes on"] > 0 > found["begins again"]
 
 
