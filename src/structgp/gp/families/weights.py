@@ -375,10 +375,11 @@ class WeightDraws:
 
     def at(self, block: Weights, rows: Tensor, mask: Tensor) -> Tensor:
         """(S, B, T, *labels) scores, joint over the tuples of an example; (S, *labels) if shared."""
-        here = block.conditional(rows, mask, self.prior_factor)
-        h = here.times(block.m)[None]
+        # Of many features a batch has few.
+        index, here = block.conditional(rows, mask, self.prior_factor).compact
+        h = here.times(block.m[:, index])[None]
         if self.noise is not None:
-            h = h + here.spread(block.factor, self.noise)
+            h = h + here.spread(block.factor[:, index], self.noise)
         return block.scores(block.scale * h)
 
 
