@@ -110,6 +110,23 @@ def test_parts_are_left_out_where_a_feature_has_told_what_they_tell():
     assert "first letter of w" in templates_of(X, word_parts="w")
 
 
+@pytest.mark.parametrize("joined", ["{before}|{word}", "http://x/{word}", "{word}#{before}"])
+def test_a_word_joined_with_something_else_is_not_the_word(joined):
+    X = []
+    for s in sentences():
+        pairs = zip(["-", *s[:-1]], s, strict=True)
+        X.append([{"w": w, "joined": joined.format(before=b, word=w)} for b, w in pairs])
+    found = templates_of(X)
+    assert "first letter of w" in found
+    assert "first letter of joined" not in found
+
+
+def test_parts_that_tell_known_words_apart_are_kept():
+    """New words may share them."""
+    X = [[{"w": w} for w in s] for s in sentences()]
+    assert {f"first {n} letters of w" for n in (2, 3, 4)} <= set(templates_of(X, word_parts="w"))
+
+
 def test_a_feature_may_be_named_and_an_unknown_one_is_an_error():
     X = [[{"w": w, "kind": "ab"} for w in s] for s in sentences()]
     assert templates_of(X, word_parts="kind") == ["w", "kind"]  # one value says nothing

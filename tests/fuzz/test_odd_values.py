@@ -122,6 +122,7 @@ def test_many_labels_are_announced_and_take_little_space(
     """The identity on transitions would hold V^4 numbers: 100 MB for these labels."""
     for module in (label_cost, choices):
         monkeypatch.setattr(module, "MANY_TRANSITIONS", 1e5)
+    monkeypatch.setattr(label_cost, "MANY_LABELS", 60)
     labels = [f"l{k}" for k in range(60)]
     tokens, every = [[{"w": label} for label in labels]] * 6, [labels] * 6
     with pytest.warns(StructgpWarning, match="60 labels: the chain sums over 3,600 transitions"):
@@ -134,9 +135,10 @@ def test_many_labels_are_announced_and_take_little_space(
 
 def test_transitions_that_were_hardly_seen_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(label_cost, "MANY_TRANSITIONS", 1e4)
+    monkeypatch.setattr(label_cost, "MANY_LABELS", 30)
     labels = [f"l{k}" for k in range(30)]
     tokens, every = [[{"w": label} for label in labels]] * 2, [labels] * 2
-    with pytest.warns(StructgpWarning, match="30 labels: the structure has no transitions, as 60 tokens"):
+    with pytest.warns(StructgpWarning, match="30 labels: 60 tokens show next to nothing of 900"):
         model = StructuredGPClassifier(n_draws=2).fit(tokens, every, callback=lambda info: True)
     plan = model.training_log_["plan"]["structure"]
     assert plan["value"] == "chain(order=0)"
@@ -147,10 +149,24 @@ def test_transitions_that_were_hardly_seen_are_left_out(monkeypatch: pytest.Monk
             tokens, every, callback=lambda _: True
         )
     assert model.model_.spec == structgp.chain()
+    with warnings.catch_warnings():  # whoever asks for none need not hear why there are none
+        warnings.simplefilter("error", StructgpWarning)
+        asked = StructuredGPClassifier(structure=structgp.chain(order=0))
+        asked.fit(tokens * 4, every * 4, callback=lambda _: True)
     more = [x for x in tokens for _ in range(2)]
     assert label_cost.SEEN_SHARE * 120 > 30**2
     with pytest.warns(StructgpWarning, match="the chain sums over"):
         StructuredGPClassifier(n_draws=2).fit(more, every * 2, callback=lambda info: True)
+
+
+def test_going_on_keeps_the_transitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = [f"l{k}" for k in range(12)]
+    tokens, every = [[{"w": label} for label in labels]] * 10, [labels] * 10
+    model = StructuredGPClassifier(prior=structgp.Prior(data_weight=1.0)).fit(tokens, every)
+    monkeypatch.setattr(label_cost, "MANY_TRANSITIONS", 300)
+    monkeypatch.setattr(label_cost, "SEEN_SHARE", 1)
+    model.partial_fit(tokens[:2], every[:2], remember=False)
+    assert model.model_.spec == structgp.chain()
 
 
 def sparse_data(scale: float) -> tuple[list[Any], list[Any]]:

@@ -55,3 +55,16 @@ def test_it_is_followed_as_far_as_it_was_looked_at_and_never_up() -> None:
     assert Curve(0.5, 0.1).shrinks(100.0, 1e6) == pytest.approx(FARTHEST**-0.5)
     assert Curve(-0.5, 0.1).shrinks(100.0, 150.0) == 1.0
     assert USUAL.shrinks(100.0, 150.0) == pytest.approx(math.exp(-USUAL_SLOPE * math.log(1.5)))
+
+
+@pytest.mark.parametrize("tokens", [[3.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+def test_a_single_sequence_tells_no_slope(tokens: list[float]) -> None:
+    n = np.array(tokens)
+    few, many = (Predictions(n, loss * n, n, n) for loss in (2.0, 0.1))
+    assert Curve.through(few, many, 10, 20) == USUAL
+
+
+def test_losses_of_nothing_tell_no_slope() -> None:
+    n = np.array([3.0, 4.0])
+    few, many = (Predictions(n, loss * n, n, n) for loss in (0.5, 0.0))
+    assert Curve.through(few, many, 10, 20) == USUAL

@@ -359,7 +359,7 @@ class Asked(Encoded):
         return found
 
     def decoded_spans(self, least: float) -> list[list[tuple[int, int, str, float]]]:
-        """The same from the draws that labels are chosen by for F1."""
+        """``spans`` from the draws by which labels are chosen for F1."""
         quick = self.local_points()
         if quick is None:
             return self.spans(least)

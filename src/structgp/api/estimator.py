@@ -282,6 +282,8 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         known: dict[str, Any] = {"classes": [] if classes is None else [str(label) for label in classes]}
         if before is not None:
             known = {"encoder": before.encoder, "classes": before.labels.classes}
+            if isinstance(options.structure, str) and before.spec.is_chain:
+                options = replace(options, structure=before.spec)  # whatever the new data would suggest
         examples = read_examples(X, y, weights=sample_weight, **given, **known)
         warn_of_odd_labels(examples, before and before.info["label_counts"])
         new = Memory.of(X, y, examples) if remember else None

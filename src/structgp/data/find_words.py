@@ -35,7 +35,7 @@ recipes, .07 on the words of basenp and .09 to .12 on those of chunking; with pa
 words, where parts of words do not help, .00 on basenp, chunking and japanesene."""
 
 SAMPLE = 200
-"""Tokens whose strings are compared."""
+"""Tokens, or values of a template, whose strings are looked at."""
 
 
 def find_word(
@@ -45,7 +45,7 @@ def find_word(
     word: int | None = None,
 ) -> tuple[int, tuple[int, ...]] | None:
     """The template of the words, and the parts to add, as places in ``PARTS``; None where there are none.
-    A part that says the same as a template, or as a part before it, or nothing, is left out.
+    A part that says nothing, or the same as another template, is left out.
 
     values : of each template, by id; rows : (T, W) of each sequence, value ids first; y : its labels,
     negative where they are missing; word : the template, if the user has named it. Cost: linear in at most
@@ -57,11 +57,8 @@ def find_word(
     if word is None:
         return None
     parts = _part_ids(values[word], ids[:, word])
-    kinds, seen = [], [np.zeros(len(ids), np.int64), *ids.T]
-    for kind, part in enumerate(parts):
-        if not any(_say_the_same(part, other) for other in seen):
-            kinds.append(kind)
-            seen.append(part)
+    others = [np.zeros(len(ids), np.int64), *np.delete(ids, word, 1).T]
+    kinds = [k for k, part in enumerate(parts) if not any(_say_the_same(part, own) for own in others)]
     if not asked and not _are_new([parts[kind] for kind in kinds], ids, word, labels):
         return None
     return (word, tuple(kinds)) if kinds else None
@@ -137,8 +134,9 @@ def _tokens(
 
 def _is_open(ids: np.ndarray, values: Sequence[str]) -> bool:
     once = np.bincount(ids[ids >= 0], minlength=1)
-    longer = sum(len(value) > 1 for value in values)
-    return 2 * longer > len(values) and bool((once == 1).sum() >= OPEN * (once > 0).sum())
+    some = values[:: 1 + len(values) // SAMPLE]
+    longer = sum(len(value) > 1 for value in some)
+    return 2 * longer > len(some) and bool((once == 1).sum() >= OPEN * (once > 0).sum())
 
 
 def _texts(values: Sequence[Sequence[str]], ids: np.ndarray) -> list[list[str | None]]:
@@ -151,10 +149,9 @@ def _texts(values: Sequence[Sequence[str]], ids: np.ndarray) -> list[list[str | 
 
 
 def _is_joined(p: int, texts: Sequence[Sequence[str | None]]) -> bool:
-    """Whether all values begin with those of one other template and end with those of one, with the same
-    character beside each of them, which is no letter or digit."""
-    marks = [{at: _mark(texts[p], own, at) for at in (0, -1)} for q, own in enumerate(texts) if q != p]
-    return any(m[0] and m[0] == n[-1] for m in marks for n in marks)
+    """Whether all values begin or end with those of one other template, with the same character beside
+    them, which is no letter or digit."""
+    return any(_mark(texts[p], own, at) for q, own in enumerate(texts) if q != p for at in (0, -1))
 
 
 def _mark(texts: Sequence[str | None], inside: Sequence[str | None], at: int) -> str:
@@ -190,6 +187,8 @@ def _part_ids(words: Sequence[str], ids: np.ndarray) -> list[np.ndarray]:
 
 
 def _say_the_same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two features tell the same tokens apart."""
+    """Whether two features tell the same tokens apart; not if there are none."""
+    if not len(a):
+        return False
     n_a, n_b = len(np.unique(a)), len(np.unique(b))
     return n_a == n_b == len(np.unique(a * (b.max() + 2) + b))

@@ -15,14 +15,16 @@ slow: about a second per draw and step. 50,000 tokens with 24 labels are fewer, 
 chosen on data."""
 
 
+MANY_LABELS = 100
+"""Fits with fewer are not announced: their time grows with the tokens as users expect."""
+
 SEEN_SHARE = 10
-"""Transitions are left out where there are more than so many for each token, and ``MANY_TRANSITIONS`` for
-all tokens: at most a tenth of them can occur in the data, so there is little to learn of the table. Not
-chosen on data."""
+"""Transitions are left out if the table has more than ten entries for each token: at most a tenth of them
+can then occur in the data, so there is little to learn of the table. Not chosen on data."""
 
 SECONDS = 1.7e-7
-"""Of the processor for each token and two labels in a fit without transitions, which has as many
-functions as labels: 14 s for 900 tokens with 300 labels."""
+"""Of one processor, per token and pair of labels, in a fit without transitions, which has as many functions
+as labels: 14 s for 900 tokens with 300 labels."""
 
 
 def leaves_out_transitions(examples: Any) -> bool:
@@ -42,23 +44,21 @@ def warn_of_labels(plan: Any, examples: Any) -> None:
     """A warning where transitions are left out, or the fit will take long, because of the number of
     labels."""
     work, V = n_transitions(plan.structure.value, examples), examples.n_labels
-    if type(plan.structure.value) is not Chain or work <= MANY_TRANSITIONS:
+    if type(plan.structure.value) is not Chain or work <= MANY_TRANSITIONS or V < MANY_LABELS:
         return
+    left_out = plan.transition_sd == 0
+    if left_out and not leaves_out_transitions(examples):
+        return  # the user asked for none
     message = f"{V:,} labels: "
-    if plan.transition_sd > 0:
-        message += (
-            f"the chain sums over {V * V:,} transitions at each of {examples.n_tokens:,} tokens, for "
-        )
-        message += "every draw and step, and that takes time quadratic in the number of labels. "
-        message += "structure='piecewise' takes linear time, and fewer labels help"
+    if left_out:
+        message += f"{examples.n_tokens:,} tokens show next to nothing of {V * V:,} transitions, so the "
+        message += "structure has none (structure=structgp.chain() has them). The fit will still take "
+        message += f"about {_duration(SECONDS * work)} of one processor; with a tenth of the labels it "
+        message += "takes a hundredth of that"
     else:
-        message += (
-            f"the structure has no transitions, as {examples.n_tokens:,} tokens show next to nothing "
-        )
-        message += f"of {V * V:,} (structure=structgp.chain() has them). The fit will still take about "
-        message += (
-            f"{_duration(SECONDS * work)} of one processor, and a hundredth with a tenth of the labels"
-        )
+        message += f"the chain sums over {V * V:,} transitions at each of {examples.n_tokens:,} tokens, "
+        message += "for every draw and step, and that takes time quadratic in the number of labels. "
+        message += "structure='piecewise' takes linear time, and fewer labels help"
     warnings.warn(message, StructgpWarning, stacklevel=3)
 
 

@@ -1,8 +1,8 @@
-"""The expected log-likelihood of a chain under draws that differ from their mean by fixed amounts, and its
-slopes in that mean.
+"""The log-likelihood of a chain, averaged over draws, and its slopes in the mean of the draws.
 
-What an optimiser of means asks again and again while the amounts stay: their exponentials are taken once
-(``compiled_draws``), and no graph is built. Letters as in ``program``.
+Each draw is the mean plus an amount of its own. An optimiser moves the mean many times while the amounts
+stay as they are, so exponentials of the amounts are taken once (``compiled_draws``), and no graph is built.
+Letters as in ``program``.
 """
 
 from __future__ import annotations
