@@ -285,7 +285,8 @@ class Answers:
 
     def evaluate(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> metrics.Report:
         """Token error and span scores of ``predict``, NLL and calibration of the probabilities, on labelled
-        data. X is encoded once. With layers, of all labels together, and of each layer in ``layers``."""
+        data. X is encoded once for labels, and once more where whole labellings need unknown values told
+        apart. With layers, of all labels together, and of each layer in ``layers``."""
         asked = self.ask(as_list(X))
         truth = all_labelled(asked.labels_given(y))
         return report_of(asked, truth, self.labels_of(asked), self.marginals_of(asked))
