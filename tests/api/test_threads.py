@@ -95,5 +95,5 @@ def test_data_is_encoded_once_for_each_need(
 
     monkeypatch.setattr(type(encoder), "transform", transform)
     fitted.evaluate(data.X[20:], data.y[20:])
-    # With unknown values told apart for whole labellings, and before that quickly, where labels need no more.
+    # With unknown values told apart for whole labellings; before that quickly, where labels need no more.
     assert seen in ([(10, True)], [(10, False), (10, True)])
