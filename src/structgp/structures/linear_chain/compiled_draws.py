@@ -141,19 +141,33 @@ def _add_transitions(alpha: Any, passed: Any, n: int, V: int, weight: float, out
 
 
 @_compiled
+def _tables(edge: Any, mean: Any) -> Any:
+    """(K, V V L) edge, exponentials of what draws add to the table, times those of the mean table (V, V),
+    whose largest entry counts as 1."""
+    V, found = len(mean), np.empty_like(edge)
+    level = (mean - mean.max()).reshape(V * V)
+    exp_in_place(level)
+    for k in range(len(edge)):
+        for i in range(V * V):
+            scale_by(found[k], i * L, edge[k], i * L, level[i])
+    return found
+
+
+@_compiled
 def draw_totals(
-    factor: Any, mean: Any, table: Any, lengths: Any, weight: Any, log_z: Any, widest: Any, nodes: Any,
-    tables: Any, first: int, last: int,
+    factor: Any, edge: Any, mean: Any, table: Any, lengths: Any, weight: Any, known: Any, sign: float,
+    log_z: Any, widest: Any, nodes: Any, tables: Any, first: int, last: int,
 ) -> None:  # fmt: skip
     """Of the sequences of units first..last: log_z (B,) <- log Z averaged over draws, without what factors
-    and tables were divided by; nodes (B, T, V) <- its slopes in the mean scores, times weight (B,); tables
-    (units, V, V) <- those in the mean table, summed over the unit; widest (B,) <- the largest difference
-    between mean scores of one position, nan where some draw lost all its labellings.
+    and tables were divided by, less the mean scores of known labels; nodes (B, T, V) <- its slopes in the
+    mean scores, times sign and weight (B,); tables (units, V, V) <- those of log Z in the mean table, times
+    weight, summed over the unit; widest (B,) <- the largest difference between mean scores of one position,
+    nan where some draw lost all its labellings.
 
-    factor : (B, K, T V L), exponentials of what draws add to the scores, at most 1; mean : (B, T, V); table
-    : (K, V V L), exponentials of the scores of transitions."""
+    factor : (B, K, T V L) and edge : (K, V V L), exponentials of what draws add to the scores, at most 1;
+    mean : (B, T, V) and table : (V, V), mean scores; known : (B, T) labels, -1 where there is none."""
     B, T, V = mean.shape
-    K, VL = len(table), mean.shape[2] * L
+    K, VL, edge = len(edge), mean.shape[2] * L, _tables(edge, table)
     node, prior, alpha, passed = _room(T * VL), _room(T * VL), _room(T * VL), _room(T * VL)
     inverse, room, summed = _room(T * L), _room(max(V, 3) * L), _room(T * VL)
     level, edges = np.empty((T, V)), np.empty((K, V * VL))
@@ -164,15 +178,18 @@ def draw_totals(
             summed[: n * VL] = 0
             highest, widest[b] = _levels(mean[b], level, n)
             for k in range(K):
-                total += _forward(factor[b, k], level, table[k], n, V, node, prior, alpha, inverse, room)
-                _backward(node, prior, inverse, table[k], n, V, passed, summed, room)
+                total += _forward(factor[b, k], level, edge[k], n, V, node, prior, alpha, inverse, room)
+                _backward(node, prior, inverse, edge[k], n, V, passed, summed, room)
                 _add_transitions(alpha, passed, n, V, weight[b], edges[k])
             log_z[b], certain = highest + total / (K * L), 0.0
             for t in range(n):
                 for v in range(V):
                     p = lane_sum(summed, t * VL + v * L) / (K * L)
-                    nodes[b, t, v] = weight[b] * p
+                    nodes[b, t, v] = sign * weight[b] * p
                     certain += p
+                if known[b, t] >= 0:
+                    log_z[b] -= mean[b, t, known[b, t]]
+                    nodes[b, t, known[b, t]] -= sign * weight[b]
             nodes[b, n:] = 0
             if not abs(certain - n) < 1e-6 * max(n, 1):
                 widest[b] = np.nan
@@ -181,5 +198,67 @@ def draw_totals(
                 at, total = (i * V + j) * L, 0.0
                 for k in range(K):
                     for s in range(at, at + L):
-                        total += edges[k, s] * table[k, s]
+                        total += edges[k, s] * edge[k, s]
                 tables[unit, i, j] = total / (K * L)
+
+
+@_compiled
+def _add_squares(p: Any, n: int, basis: Any, told: Any, out: Any) -> None:
+    """out (n, R) += the sum over draws of (p basis)^2, of probabilities p (n, V, L). told : (L,) room."""
+    V, R = basis.shape
+    for t in range(n):
+        for r in range(R):
+            told[:L] = 0
+            for v in range(V):
+                if basis[v, r] != 0:
+                    for s in range(L):
+                        told[s] += basis[v, r] * p[(t * V + v) * L + s]
+            for s in range(L):
+                out[t, r] += told[s] * told[s]
+
+
+@_compiled
+def draw_variances(
+    factor: Any, edge: Any, mean: Any, table: Any, lengths: Any, basis: Any, squares: Any, widest: Any,
+    nodes: Any, tables: Any, first: int, last: int,
+) -> None:  # fmt: skip
+    """Of the sequences of units first..last, averaged over draws: nodes (B, T, R) <- the variance of each
+    column of basis (V, R) under the label probabilities of a position; tables (B, V, V) <- p (1 - p) of
+    each label with the next one, summed over positions. squares : of the basis. The others as of
+    ``draw_totals``."""
+    B, T, V = mean.shape
+    K, VL, R, edge = len(edge), mean.shape[2] * L, basis.shape[1], _tables(edge, table)
+    node, prior, alpha, passed = _room(T * VL), _room(T * VL), _room(T * VL), _room(T * VL)
+    inverse, room, summed = _room(T * L), _room(max(V, 3) * L), _room(T * VL)
+    level, once, twice = np.empty((T, V)), np.empty(V * VL), np.empty(V * VL)
+    told, share = np.empty(L), np.empty(V)
+    for b in range(first * CHAINS_AT_ONCE, min(B, last * CHAINS_AT_ONCE)):
+        n, certain = lengths[b], 0.0
+        summed[: n * VL], nodes[b], tables[b] = 0, 0, 0
+        _, widest[b] = _levels(mean[b], level, n)
+        for k in range(K):
+            _forward(factor[b, k], level, edge[k], n, V, node, prior, alpha, inverse, room)
+            _backward(node, prior, inverse, edge[k], n, V, passed, summed, room)
+            _add_squares(node, n, basis, told, nodes[b])
+            once[:], twice[:] = 0, 0
+            _add_transitions(alpha, passed, n, V, 1.0, once)
+            for i in range(n * VL):
+                alpha[i] *= alpha[i]
+                passed[i] *= passed[i]
+            _add_transitions(alpha, passed, n, V, 1.0, twice)
+            for i in range(V):
+                for j in range(V):
+                    for s in range((i * V + j) * L, (i * V + j + 1) * L):
+                        e = edge[k, s]
+                        tables[b, i, j] += e * (once[s] - e * twice[s]) / (K * L)
+        for t in range(n):
+            for v in range(V):
+                share[v] = lane_sum(summed, t * VL + v * L) / (K * L)
+                certain += share[v]
+            for r in range(R):
+                second = 0.0
+                for v in range(V):
+                    second += share[v] * squares[v, r]
+                nodes[b, t, r] = second - nodes[b, t, r] / (K * L)
+        if not abs(certain - n) < 1e-6 * max(n, 1):
+            widest[b] = np.nan
