@@ -159,7 +159,7 @@ def test_search_and_parabola(
     losses: dict[int, float], weight: float, tries: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trials, "LARGEST_WEIGHT", 128.0)
-    n, (tried,) = search(lambda candidate: {1.0: predictions(losses[int(candidate.data_weight)])})
+    n, (tried,) = search(lambda candidate, k: {1.0: predictions(losses[int(candidate.data_weight)])})
     assert n == 0
     assert list(tried) == tries
     assert lowest_weight({w: p[1.0].loss for w, p in tried.items()}) == pytest.approx(weight, rel=2e-3)
@@ -177,7 +177,7 @@ def test_larger_weights_come_first_where_confidence_is_too_low(
     losses: dict[int, float], tries: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trials, "LARGEST_WEIGHT", 128.0)
-    _, (tried,) = search(lambda c: {1.0: predictions(losses[int(c.data_weight)], confidence=0.7)})
+    _, (tried,) = search(lambda c, k: {1.0: predictions(losses[int(c.data_weight)], confidence=0.7)})
     assert list(tried) == tries
 
 
@@ -185,10 +185,11 @@ def test_larger_weights_come_first_where_confidence_is_too_low(
 def test_of_several_shapes_the_best_one_goes_on(spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that is clearly worse under the first weight is not tried under a second one."""
     monkeypatch.setattr(trials, "LARGEST_WEIGHT", 128.0)
+    monkeypatch.setattr(trials, "FEWEST_TO_DROP", 4)
     losses = {("a", 1): 0.5, ("a", 8): 0.6, ("b", 1): 0.7, ("b", 8): 0.4, ("b", 32): 0.45}
     variants = [Candidate(shape=SimpleNamespace(name=name)) for name in "ab"]  # type: ignore[arg-type]
 
-    def predict(candidate: Candidate) -> dict[float, Predictions]:
+    def predict(candidate: Candidate, k: int) -> dict[float, Predictions]:
         name = candidate.told["shape"]
         found = predictions(losses[name, int(candidate.data_weight)])
         nll = found.nll + spread * np.array([2.0, -2, 2, -2]) * (name == "a")
@@ -197,6 +198,33 @@ def test_of_several_shapes_the_best_one_goes_on(spread: float, monkeypatch: pyte
     n, tried = search(predict, variants)
     assert n == 1
     assert [list(found) for found in tried] == [[1, 8] if spread else [8], [1, 8, 32]]
+
+
+def test_what_is_clearly_worse_after_a_fold_goes_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it would predict of the others is as much worse per token than what the best does."""
+    monkeypatch.setattr(trials, "LARGEST_WEIGHT", 128.0)
+    monkeypatch.setattr(trials, "FEWEST_TO_DROP", 4)
+    asked: list[tuple[float, int]] = []
+
+    def predict(candidate: Candidate, k: int) -> dict[float, Predictions]:
+        asked.append((candidate.data_weight, k))
+        worse = {1.0: 0.2, 2.0: 0.1, 8.0: 0.0, 32.0: 0.1}[candidate.data_weight]
+        nll = 4 * (worse + np.array([0.3, 0.5, 0.4, 0.6]) + 0.1 * k)
+        nll += np.array([1.0, -1, 1, -1]) * (candidate.data_weight == 32)  # not clearly worse
+        return {1.0: Predictions(np.full(4, 4.0), nll, np.full(4, 3.6), np.full(4, 3.0))}
+
+    _, (tried,) = search(predict, n_folds=3)
+    assert sorted(asked) == [(1.0, 0), *((w, k) for w in (8.0, 32.0) for k in range(3))]
+    assert {w: round(p[1.0].loss, 9) for w, p in tried.items()} == {1.0: 0.75, 8.0: 0.55, 32.0: 0.65}
+    assert all(len(p[1.0].tokens) == 12 for p in tried.values())
+
+
+def test_few_sequences_drop_nothing() -> None:
+    found = trials.Trial(Candidate(), lambda c, k: {1.0: predictions(0.9)})
+    other = trials.Trial(Candidate(), lambda c, k: {1.0: predictions(0.1)})
+    trials.race([found, other], 2)
+    assert not found.is_out
+    assert len(found.best().tokens) < trials.FEWEST_TO_DROP
 
 
 def test_far_weights_have_to_be_clearly_better() -> None:
@@ -471,7 +499,8 @@ def test_a_fit_to_half_of_a_fold(examples: Examples) -> None:
     assert 0.5 <= half.examples.n_tokens / fold.examples.n_tokens < 1
     assert Fold(Options(), plan, examples.part([0]), examples.part([1])).half() is None
     folds = Folds(Options(), plan, examples)
-    folds.predict(Candidate(2.0), (0.5,))
+    for k in range(len(folds.folds)):
+        folds.predict((0.5,), Candidate(2.0), k)
     asked = [fold.half() for fold in folds.folds]
     few = [half.predict(Candidate(2.0), (0.5,))[0] for half in asked if half is not None]
     many = [fold.predict(Candidate(2.0), (0.5,))[0] for fold in folds.folds]
@@ -503,7 +532,7 @@ def test_sequences_count_by_their_weights(data: Generated) -> None:
     times = np.array([1.0, 0, 1, 1, 1, 3])
     found = read_examples(data.X, data.y, weights=times)
     folds = Folds(Options(), resolve(Options(), found), found)
-    total = folds.predict(Candidate())[1.0].tokens.sum()
+    total = sum(folds.predict((1.0,), Candidate(), k)[1.0].tokens.sum() for k in range(len(folds.folds)))
     assert total == sum(len(x) * t for x, t in zip(data.X, times, strict=True))
 
 
@@ -603,7 +632,7 @@ def test_a_trial_that_goes_astray_is_not_chosen(
         raise torch.linalg.LinAlgError("no factor")
 
     monkeypatch.setattr(held_out, "start_of", fail)
-    found = folds.predict(Candidate(8.0))[1.0]
+    found = trials.joined([folds.predict((1.0,), Candidate(8.0), k)[1.0] for k in range(len(folds.folds))])
     assert np.isfinite(found.loss)
     assert found.loss > 100
     assert held_out.sums_of(np.full((2, 3), np.nan), np.array([0, 1]), np.ones(2, bool))[1] > 1000

@@ -61,8 +61,8 @@ class MeanSearch:
 
 
 class GroupedSearch(MeanSearch):
-    """For ``Weights`` on the CPU. conditionals : of each batch. The rows of all batches are one matrix X (N,
-    G), with one column per group."""
+    """For ``Weights`` on the CPU. conditionals : of each batch. The rows of all batches are one matrix X
+    (N, G), with one column per group."""
 
     def __init__(self, block: Any, conditionals: Sequence[WeightConditional]) -> None:
         super().__init__(block)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 from torch import Tensor
 
 from structgp.inference.problem import Problem

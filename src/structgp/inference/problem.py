@@ -136,7 +136,9 @@ class Problem:
         """Of each block, where its mean is looked for."""
         all_here = self._has_room and self.together.size == 1
         found = [self.conditional(i) for i in range(len(self.batches))] if all_here else []
-        of_blocks: list[Any] = [list(of) for of in zip(*found, strict=True)] or [None] * len(self.posterior.blocks)
+        of_blocks: list[Any] = [list(of) for of in zip(*found, strict=True)] or [None] * len(
+            self.posterior.blocks
+        )
         return [b.mean_search(of) for b, of in zip(self.posterior.blocks, of_blocks, strict=True)]
 
     @property

@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ def choose(
         _variants(options, plan, examples),
         SPREADS if isinstance(asked, str) else (float(asked),),
     )
-    n, searches = search(lambda candidate: folds.predict(candidate, spreads), variants)
+    n, searches = search(partial(folds.predict, spreads), variants, len(folds.folds))
     weight, spread = lowest(searches[n])
     near = nearest(searches[n], weight)
     f1, threshold = folds.expected_f1(replace(variants[n], data_weight=near), spread)
@@ -162,14 +163,13 @@ class Folds:
         self.n_fitted = float(np.mean([fold.examples.n_tokens for fold in self.folds] or [0]))
         self.n_tried = 0
 
-    def predict(self, candidate: Candidate, spreads: Sequence[float] = (1.0,)) -> BySpread:
-        """What all folds predict under a candidate, by spread."""
+    def predict(self, spreads: Sequence[float], candidate: Candidate, k: int) -> BySpread:
+        """What fold k predicts under a candidate, by spread."""
         self.n_tried += 1
-        told = "choosing how often sequences count, by cross-validation: try %d (%g times)"
-        logger.info(told, self.n_tried, candidate.data_weight)
-        found = [fold.predict(candidate, spreads) for fold in self.folds]
-        parts = zip(spreads, zip(*found, strict=True), strict=True)
-        return {spread: Predictions(*np.concatenate(sums).T) for spread, sums in parts}
+        told = "choosing how often sequences count, by cross-validation: try %d (%g times, fold %d)"
+        logger.info(told, self.n_tried, candidate.data_weight, k + 1)
+        found = self.folds[k].predict(candidate, spreads)
+        return {spread: Predictions(*sums.T) for spread, sums in zip(spreads, found, strict=True)}
 
     def expected_f1(self, candidate: Candidate, spread: float) -> tuple[float, float]:
         """The F1 that the folds expect of their best spans under a candidate that was tried, and the

@@ -157,8 +157,9 @@ class Weights(Block):
             return TokenMoments(self.kernel, (sd * self.m).T, variances.T, float(self.scale.square()))
 
     def mean_search(self, conditionals: Sequence[Any] | None) -> MeanSearch:
-        plain = conditionals is None or self.kernel is None or self.m.device.type != "cpu"
-        return MeanSearch(self) if plain else GroupedSearch(self, conditionals)
+        if conditionals is None or self.kernel is None or self.m.device.type != "cpu":
+            return MeanSearch(self)
+        return GroupedSearch(self, conditionals)
 
     def curvature_sum(self) -> WeightCurvature:
         return WeightCurvature(self, torch.zeros_like(self.m))

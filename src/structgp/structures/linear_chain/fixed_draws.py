@@ -13,19 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structgp.structures.linear_chain.messages import (
-    SAFE_SPREAD,
-    WORTH_COMPILING,
-    compiled_loops,
-    detour,
-    widest,
-)
+from structgp.structures.linear_chain.messages import SAFE_SPREAD, compiled_loops, detour, widest
 from structgp.structures.masks import keep_known, leaves_open
 from structgp.structures.program import Program, Scores
 from structgp.structures.threads import share
 
 LANES = 8
 """Draws that fill a vector instruction (``compiled_draws``)."""
+
+WORTH_COMPILING = 500
+"""B T V^2 from which compiled loops are used, whatever the number of draws. An optimiser comes back a
+thousand times: torch operations would then take longer, at some 50 microseconds per position, than numba to
+start."""
 
 MOST_LABELS = 64
 """Beyond it, the tables of eight draws do not fit into the nearest caches."""
@@ -58,7 +57,9 @@ class FixedDraws:
             return None
         if self._open is not None:
             told = self._open.value_and_slopes(f, g, 1.0)
-            return None if told is None else (told[0] - whole[0], whole[1].add_(told[1]), told[2] - whole[2])
+            return (
+                None if told is None else (told[0] - whole[0], whole[1].add_(told[1]), told[2] - whole[2])
+            )
         value = self._told + (self._table * g).sum() - whole[0]
         return (value, whole[1], self._table - whole[2]) if bool(value.isfinite()) else None
 
@@ -75,7 +76,9 @@ class _Totals:
     """The sum of log Z over sequences, averaged over draws, less the mean scores of ``known`` labels (B, T)
     where those are given."""
 
-    def __init__(self, f: Tensor, g: Tensor, mask: Tensor, weight: Tensor, known: Tensor | None = None) -> None:
+    def __init__(
+        self, f: Tensor, g: Tensor, mask: Tensor, weight: Tensor, known: Tensor | None = None
+    ) -> None:
         from structgp.structures.linear_chain.compiled_draws import CHAINS_AT_ONCE
 
         (S, B, T, V), L = f.shape, LANES
@@ -85,7 +88,8 @@ class _Totals:
         self._factor = factor.permute(2, 0, 3, 4, 1).reshape(B, S // L, T * V * L).numpy()
         edge = torch.exp(g - top_g[:, None, None]).view(S // L, L, V * V)
         self._edge = edge.mT.reshape(S // L, V * V * L).numpy()
-        self._lengths, self._weight, lengths = mask.sum(-1).numpy(), weight.numpy(), mask.sum(-1)
+        lengths, weight = mask.sum(-1), weight.contiguous()
+        self._lengths, self._weight = lengths.numpy(), weight.numpy()
         self._steps = weight @ (lengths - 1).clamp(min=0).to(weight)
         self._tops = weight @ torch.where(mask, top, 0).sum(-1).mean(0) + self._steps * top_g.mean()
         self._width = widest(f, (-1,), f.masked_fill(f == -torch.inf, torch.inf))
@@ -131,8 +135,9 @@ class _Totals:
 
 def fixed_draws(program: Program, f: Tensor, g: Tensor, y: Tensor, weight: Tensor) -> FixedDraws | None:
     """None where compiled loops are not to be had, would not pay, or do not know such scores."""
-    draws = max(LANES, len(f))  # eight cost as much as one or two
-    enough = draws * f[0].numel() * f.shape[-1] >= max(1, WORTH_COMPILING) and f.shape[-1] <= MOST_LABELS
+    enough = (
+        f[0].numel() * f.shape[-1] >= WORTH_COMPILING and f[0].numel() > 0 and f.shape[-1] <= MOST_LABELS
+    )
     known = f.dtype == g.dtype == weight.dtype == torch.float64 and f.device.type == "cpu" and g.dim() == 3
     if not enough or not known or compiled_loops() is None:
         return None
