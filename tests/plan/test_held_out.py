@@ -185,7 +185,6 @@ def test_larger_weights_come_first_where_confidence_is_too_low(
 def test_of_several_shapes_the_best_one_goes_on(spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that is clearly worse under the first weight is not tried under a second one."""
     monkeypatch.setattr(trials, "LARGEST_WEIGHT", 128.0)
-    monkeypatch.setattr(trials, "FEWEST_TO_DROP", 4)
     losses = {("a", 1): 0.5, ("a", 8): 0.6, ("b", 1): 0.7, ("b", 8): 0.4, ("b", 32): 0.45}
     variants = [Candidate(shape=SimpleNamespace(name=name)) for name in "ab"]  # type: ignore[arg-type]
 
@@ -203,7 +202,6 @@ def test_of_several_shapes_the_best_one_goes_on(spread: float, monkeypatch: pyte
 def test_what_is_clearly_worse_after_a_fold_goes_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it would predict of the others is as much worse per token than what the best does."""
     monkeypatch.setattr(trials, "LARGEST_WEIGHT", 128.0)
-    monkeypatch.setattr(trials, "FEWEST_TO_DROP", 4)
     asked: list[tuple[float, int]] = []
 
     def predict(candidate: Candidate, k: int) -> dict[float, Predictions]:
@@ -219,12 +217,15 @@ def test_what_is_clearly_worse_after_a_fold_goes_no_further(monkeypatch: pytest.
     assert all(len(p[1.0].tokens) == 12 for p in tried.values())
 
 
-def test_few_sequences_drop_nothing() -> None:
-    found = trials.Trial(Candidate(), lambda c, k: {1.0: predictions(0.9)})
-    other = trials.Trial(Candidate(), lambda c, k: {1.0: predictions(0.1)})
-    trials.race([found, other], 2)
-    assert not found.is_out
-    assert len(found.best().tokens) < trials.FEWEST_TO_DROP
+def test_few_sequences_have_to_tell_more_clearly() -> None:
+    """By Student's t: 12.7 standard errors from two sequences, 2.1 from 20; nothing from one."""
+    for n, times in ((2, 12.706), (20, 2.093)):
+        away = np.where(np.arange(n) % 2, 1.0, -1.0)  # standard error of the mean 1 / sqrt(n - 1)
+        for share, worse in ((0.95, False), (1.05, True)):
+            nll = 1 + away + share * times / (n - 1) ** 0.5
+            found = [Predictions(np.ones(n), x, np.ones(n), np.ones(n)) for x in (nll, np.ones(n))]
+            assert found[0].is_clearly_worse(found[1]) == worse
+    assert not judged(9.0).is_clearly_worse(judged(1.0))
 
 
 def test_far_weights_have_to_be_clearly_better() -> None:

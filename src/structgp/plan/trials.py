@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
+import scipy  # its parts are imported when they are used
 
 from structgp.plan.dense_shape import DenseShape
 
@@ -30,12 +31,7 @@ seen to choose draws that were too narrow, on test data of three random training
 (seeds 0 to 2 of ``experiments.few``)."""
 
 LEAST_GAP, STANDARD_ERRORS = 0.02, 2.0
-"""Confidence is called too low or too high if it differs from accuracy by more than both. By so many
-standard errors a candidate has to be worse than another to be dropped before it has been through all
-folds."""
-
-FEWEST_TO_DROP = 10
-"""Sequences from which one may tell so. Not chosen on data."""
+"""Confidence is called too low or too high if it differs from accuracy by more than both."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +86,14 @@ class Predictions:
         return math.sqrt((away**2).sum()) / float(self.tokens.sum())
 
     def is_clearly_worse(self, other: Predictions) -> bool:
-        """Whether this loss is larger by more than ``STANDARD_ERRORS`` of the difference; never from a
-        single sequence."""
+        """Whether this loss is larger by more than chance has it in one of 40 cases, by Student's t over
+        sequences: two standard errors of the difference, more where sequences are few; never from a single
+        one."""
         N = len(self.tokens)
-        error = self.error_of_difference(other) * math.sqrt(N / (N - 1)) if N > 1 else math.inf
-        return self.loss - other.loss > STANDARD_ERRORS * error
+        if N < 2:
+            return False
+        error = self.error_of_difference(other) * math.sqrt(N / (N - 1))
+        return self.loss - other.loss > float(scipy.special.stdtrit(N - 1, 0.975)) * error
 
     @property
     def error_ratio(self) -> tuple[float, float]:
@@ -171,9 +170,8 @@ class Trial:
         return self.best().loss
 
     def is_clearly_worse(self, other: Trial, n: int) -> bool:
-        """After n folds; never from few sequences, of whose spread one knows little."""
-        mine = self.best(n)
-        return len(mine.tokens) >= FEWEST_TO_DROP and mine.is_clearly_worse(other.best(n))
+        """After n folds."""
+        return self.best(n).is_clearly_worse(other.best(n))
 
     def complete(self, other: Trial) -> None:
         """Takes the folds that it has not been through from another trial, as much worse per token as it
