@@ -202,6 +202,93 @@ def dots_apart(
 
 
 @intrinsic
+def sum_of_ways(
+    _: Any, out: Any, o: Any, first: Any, last: Any, a: Any, i: Any, place: Any, b: Any, j: Any
+) -> Any:
+    """out[o] <- the sum of a[i + place[m]] b[j + L m] over m from first to before last."""
+    i64 = types.int64
+
+    @_written(out, i64, i64, i64, a, i64, place, b, i64)
+    def found(to: _Code) -> None:
+        count = to.builder.sub(to.arguments[3], to.arguments[2])
+        so_far = cgutils.alloca_once_value(to.builder, to.constant(0))
+        with cgutils.for_range(to.builder, count) as loop:
+            m = to.builder.add(to.arguments[2], loop.index)
+            told = to.load(4, to.builder.add(to.arguments[5], to.number(6, m)))
+            product = to.times(told, to.load(7, to.after(8, m, to.lanes)))
+            to.builder.store(to.plus(to.builder.load(so_far), product), so_far)
+        to.store(to.builder.load(so_far), 0, 1)
+
+    return found
+
+
+@intrinsic
+def copy(_: Any, out: Any, o: Any, a: Any, i: Any) -> Any:
+    """out[o] <- a[i]."""
+
+    @_written(out, types.int64, a, types.int64)
+    def found(to: _Code) -> None:
+        to.store(to.load(2, 3), 0, 1)
+
+    return found
+
+
+@intrinsic
+def clear(_: Any, out: Any, o: Any) -> Any:
+    """out[o] <- 0."""
+
+    @_written(out, types.int64)
+    def found(to: _Code) -> None:
+        to.store(to.constant(0), 0, 1)
+
+    return found
+
+
+@intrinsic
+def add_multiplied(_: Any, out: Any, o: Any, a: Any, i: Any, b: Any, j: Any) -> Any:
+    """out[o] += a[i] b[j]."""
+
+    @_written(out, types.int64, a, types.int64, b, types.int64)
+    def found(to: _Code) -> None:
+        to.store(to.plus(to.load(0, 1), to.times(to.load(2, 3), to.load(4, 5))), 0, 1)
+
+    return found
+
+
+@intrinsic
+def below_highest(_: Any, a: Any, i: Any, n: Any, widest: Any, lowest: Any, k: Any) -> Any:
+    """a[i + L m] -= the highest of them over m < n; widest[0] grows to the difference between the highest
+    and the lowest above -inf, which is -inf where there is none; lowest[k] falls to the lowest."""
+
+    @_written(a, types.int64, types.int64, widest, lowest, types.int64)
+    def found(to: _Code) -> None:
+        build, zero = to.builder, ir.Constant(ir.IntType(64), 0)
+        nothing = to.constant(float("-inf"))
+
+        def larger(x: Any, y: Any) -> Any:
+            return build.select(build.fcmp_ordered(">", x, y), x, y)
+
+        def smaller(x: Any, y: Any) -> Any:
+            return build.select(build.fcmp_ordered("<", x, y), x, y)
+
+        def here(m: Any) -> Any:
+            return to.load(0, to.after(1, m, to.lanes))
+
+        def finite(x: Any) -> Any:
+            return build.select(build.fcmp_ordered(">", x, nothing), x, to.constant(float("inf")))
+
+        high = to.fold(2, float("-inf"), lambda x, m: larger(here(m), x))
+        low = to.fold(2, float("inf"), lambda x, m: smaller(here(m), x))
+        above = to.fold(2, float("inf"), lambda x, m: smaller(finite(here(m)), x))
+        to.store(larger(build.fsub(high, above), to.load(3, zero)), 3, zero)
+        to.store(smaller(low, to.load(4, 5)), 4, 5)
+        with cgutils.for_range(build, to.arguments[2]) as loop:
+            to.store(build.fsub(here(loop.index), high), 0, to.after(1, loop.index, to.lanes))
+
+    return found
+
+
+@intrinsic
 def row_sum(_: Any, out: Any, o: Any, n: Any, a: Any, i: Any) -> Any:
     """out[o] <- the sum of a[i + L m] over m < n."""
 
