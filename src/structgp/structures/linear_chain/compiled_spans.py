@@ -21,19 +21,23 @@ from torch import Tensor
 from structgp.structures.graph.lanes import (
     LANES,
     add,
-    add_multiplied,
-    below_highest,
-    clear,
-    copy,
     invert,
     lane_sum,
     multiply,
     multiply_and_add,
     row_sum,
-    sum_of_ways,
 )
 from structgp.structures.linear_chain.compiled import _compiled
-from structgp.structures.linear_chain.lane_exp import exp_in_place
+from structgp.structures.linear_chain.span_lanes import (
+    add_multiplied,
+    both_sums_of_ways,
+    copy,
+    exp_below_highest,
+    fetch,
+    fill,
+    scaled_sum_of_ways,
+    sum_of_ways,
+)
 from structgp.structures.threads import share as share_out
 
 L = LANES
@@ -152,17 +156,24 @@ def _side_by_side(scores: Any, b: int, block: int, n: int, out: Any) -> None:
 
 
 @_compiled
+def _fetch(scores: Any, b: int, block: int, n: int) -> None:
+    """Asks for what ``_side_by_side`` will read."""
+    for s in range(block * L, min((block + 1) * L, len(scores))):
+        for i in range(0, n, L):
+            fetch(scores, s, b, i)
+
+
+@_compiled
 def _put_tables(
     tables: Any, b: int, block: int, steps: int, ways_from: Any, ways_to: Any, room: Any, out: Any,
     apart: int, widest: Any,
 ) -> None:  # fmt: skip
     """out (K, 2, apart) <- at a block, exponentials (steps, E, L) of the tables of a sequence, in the order
-    of the ways from each label, and of those to it. room : (steps, V V, L); widest : (2, L), overwritten."""
+    of the ways from each label, and of those to it. room : (steps, V V, L); widest : (2, L), unused."""
     E, V = len(ways_from.order), len(ways_from.cut)
     _side_by_side(tables, b, block, steps * V * V, room)
     for step in range(steps):
-        below_highest(room, step * V * V * L, V * V, widest, widest, L)
-    exp_in_place(room[: steps * V * V * L])
+        exp_below_highest(room, step * V * V * L, V * V, widest, widest, L)
     for step in range(steps):
         for e in range(E):
             at, base = 2 * block * apart + (step * E + e) * L, step * V * V
@@ -184,8 +195,7 @@ def _put_nodes(
         if not ends[v]:
             node[((n - 1) * V + v) * L : ((n - 1) * V + v + 1) * L] = -np.inf
     for t in range(n):
-        below_highest(node, t * V * L, V, widest, lowest, 0 if 0 < t < n - 1 else L)
-    exp_in_place(node[: n * V * L])
+        exp_below_highest(node, t * V * L, V, widest, lowest, 0 if 0 < t < n - 1 else L)
 
 
 @_compiled
@@ -194,46 +204,41 @@ def _forward(
     room: Any,
 ) -> None:  # fmt: skip
     """begins (n, V, L), from ``first`` on, <- what a token is told by the one before of spans that end
-    there; node (n, V, L) is divided by the scale of its token, and inverse (n, L) <- 1 over that scale.
+    there; inverse (n, L) <- 1 over the scale of its message.
     tables : exponentials from ``table`` on, and for each step ``each`` further. room : (2 V, L)."""
     V, VL = len(ways.cut), len(ways.cut) * L
+    for v in range(V):
+        fill(begins, first + v * L, 1.0)
+        copy(room, v * L, node, v * L)
     for t in range(n):
         at, here, before = t * VL, VL * (t % 2), VL * ((t + 1) % 2)
-        for v in range(V):
-            place, begin = here + v * L, first + at + v * L
-            if t:
-                sum_of_ways(begins, begin, ways.begin[v], ways.cut[v], room, before, ways.place, tables, table)
-                sum_of_ways(
-                    room, place, ways.cut[v], ways.begin[v + 1], room, before, ways.place, tables, table
-                )
-                add(room, place, begins, begin)
-                multiply(room, place, room, place, node, at + v * L)
-            else:
-                for s in range(L):
-                    begins[begin + s] = 1
-                copy(room, place, node, at + v * L)
+        for v in range(V if t else 0):
+            both_sums_of_ways(
+                begins, first + at + v * L, room, here + v * L, ways.begin[v], ways.cut[v],
+                ways.begin[v + 1], room, before, ways.place, tables, table, node, at + v * L, inverse,
+                (t - 1) * L,
+            )  # fmt: skip
         row_sum(inverse, t * L, V, room, here)
         invert(inverse, t * L, inverse, t * L)
-        for v in range(V):
-            multiply(room, here + v * L, room, here + v * L, inverse, t * L)
-            multiply(node, at + v * L, node, at + v * L, inverse, t * L)
         table += each if t else 0
 
 
 @_compiled
 def _backward(
-    node: Any, tables: Any, table: int, each: int, n: int, ways: Any, passed: Any, first: int, room: Any
+    node: Any, tables: Any, table: int, each: int, n: int, ways: Any, inverse: Any, passed: Any, first: int
 ) -> None:
     """passed (n, V, L), from ``first`` on, <- what a token passes back to the one before."""
     V, VL = len(ways.cut), len(ways.cut) * L
     for v in range(V):
-        copy(passed, first + (n - 1) * VL + v * L, node, (n - 1) * VL + v * L)
+        at = (n - 1) * VL + v * L
+        multiply(passed, first + at, node, at, inverse, (n - 1) * L)
     for t in range(n - 2, -1, -1):
         step, after = table + t * each, first + (t + 1) * VL
         for v in range(V):
-            begin, end = ways.begin[v], ways.begin[v + 1]
-            sum_of_ways(room, 0, begin, end, passed, after, ways.place, tables, step)
-            multiply(passed, first + t * VL + v * L, room, 0, node, t * VL + v * L)
+            scaled_sum_of_ways(
+                passed, first + t * VL + v * L, ways.begin[v], ways.begin[v + 1], passed, after, ways.place,
+                tables, step, node, t * VL + v * L, inverse, t * L,
+            )  # fmt: skip
 
 
 @_compiled
@@ -246,7 +251,7 @@ def _put_begins(
     K = len(kinds.begin) - 1
     for t in range(n):
         for k in range(K):
-            clear(room, 0)
+            fill(room, 0, 0.0)
             for i in range(kinds.begin[k], kinds.begin[k + 1]):
                 at = first + (t * V + kinds.labels[i]) * L
                 multiply_and_add(begins, at, passed, at, room, 0)
@@ -261,9 +266,9 @@ def _go_on(
     """One step of a span. here (2, K, V, L) : at ``now``, the probability of each label of its type at
     token t, and that the span has come so far; at ``then`` <- the same of token t + 1. room (4, L) <- the
     probability that it ends after t, and that it goes on, lane by lane."""
-    V, VL = len(ways_from.cut), len(ways_from.cut) * L
-    clear(room, 0)
-    clear(room, L)
+    VL = len(ways_from.cut) * L
+    fill(room, 0, 0.0)
+    fill(room, L, 0.0)
     for block in range(K):
         at, to, after = now + block * VL, then + block * VL, (block * n + t + 1) * VL
         step = 2 * block * apart + t * each
@@ -343,10 +348,12 @@ def find_spans(
             if not is_shared:
                 _put_tables(g, b, block, n - 1, ways_from, ways_to, raw, tables, apart, room)
             _put_nodes(f, b, block, n, starts, ends, node, widest, widest[2 * L :])
+            if block + 1 < K:
+                _fetch(f, b, block + 1, n * V)
             _forward(node, tables, table + apart, each, n, ways_to, begins, at, inverse, room)
             for i in range(n * L):
                 is_sound &= 0 < inverse[i] < LARGEST
-            _backward(node, tables, table, each, n, ways_from, passed, at, room)
+            _backward(node, tables, table, each, n, ways_from, inverse, passed, at)
             _put_begins(begins, passed, at, n, V, kinds, share[b], block, cover, room)
         for s in range(L):
             widths[b, 0] = max(widths[b, 0], widest[s])
