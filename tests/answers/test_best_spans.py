@@ -80,6 +80,37 @@ def test_the_labelling_worth_most(
     assert worth(found) == pytest.approx(max(map(worth, possible)), abs=1e-9)
 
 
+@pytest.mark.parametrize("classes", SETS.values(), ids=SETS.keys())
+@pytest.mark.parametrize("with_rules", [False, True])
+def test_many_sequences_at_once(classes: list[str], with_rules: bool) -> None:
+    """Compiled loops find what the search of one sequence finds, ties and dead ends included."""
+    pytest.importorskip("numba")
+    rng, V = np.random.default_rng(len(classes)), len(classes)
+    kinds, p, each, usual = Boundaries.of(classes).kinds, [], [], []
+    for n in (6, 1, 9, 2, 0, 12, 7, 3) * 8:
+        p.append(rng.dirichlet(np.full(V, 0.3), n).round(2))
+        usual.append(p[-1].argmax(1))
+        places = [(a, b, k) for a in range(n) for b in range(a + 1, n + 1) for k in range(len(kinds))]
+        some = rng.permutation(len(places))[: 2 * n]
+        each.append([(*places[i], round(float(rng.random()), 1)) for i in some])
+    allowed = [rng.random(shape) < 0.7 if with_rules else np.ones(shape, bool) for shape in ((V, V), V, V)]
+    decoder = SpanDecoder(classes, Boundaries.of(classes), 0.3, *allowed)
+    expected = [
+        decoder.labels(*given) if len(given[1]) else np.empty(0)
+        for given in zip(each, p, usual, strict=True)
+    ]
+    asked: list[int] = []
+
+    def fallback(i: int) -> np.ndarray:
+        asked.append(i)
+        return np.array(usual[i])
+
+    found = decoder.all_labels(each, p, fallback)
+    assert [x.tolist() for x in found] == [x.tolist() for x in expected]
+    assert len(asked) < len(p)
+    assert bool(asked) or not with_rules
+
+
 def test_where_no_likely_span_agrees_with_what_is_known() -> None:
     """The fallback's spans are added."""
     classes = ["B-X", "I-X", "O"]

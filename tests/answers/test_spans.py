@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from structgp import metrics
-from structgp.answers.spans import Boundaries, likely_spans, span_probability
-from structgp.structures import Rules
+from structgp.answers.potentials import Potentials
+from structgp.answers.spans import Boundaries, likely_spans, span_probability, spans_by_walk
+from structgp.structures import Chain, Rules
 from structgp.structures.linear_chain import messages
 
 CLOSE = 1e-8
@@ -111,11 +112,12 @@ def test_compiled_spans_of_a_batch(make: Any, oracles: ModuleType, mixtures: Mod
         for g in (at.g, at.g[:, None, None].expand(-1, 3, 4, -1, -1) + torch.randn(6, 3, 4, 5, 5)):
             here = replace(at, scores=(at.f, g.double()))
             slow = likely_spans(here, boundaries, 0.02)  # too little to be worth compiling
-            scores = (
-                Rules.restrict(case.rules, (here.f, here.g), at.mask) if case.rules else (here.f, here.g)
-            )
-            given = *scores, at.mask, at.share, boundaries.inside, boundaries.parts
-            quick, possible = compiled_spans().search_spans(*given, 0.02)
+            scores, edges = (here.f, here.g), (torch.ones(5, dtype=torch.bool),) * 2
+            if case.rules:  # of the first and the last token they are told apart from the scores
+                scores = here.f, Rules.restrict(case.rules, (here.f, here.g), at.mask)[1]
+                edges = case.rules.starts, case.rules.ends
+            given = *scores, at.mask, at.share, boundaries.inside, boundaries.parts, edges
+            quick, possible, *_ = compiled_spans().search_spans(*given, 0.02)
             assert possible
             assert [[s[:3] for s in spans] for spans in quick] == [[s[:3] for s in spans] for spans in slow]
             p, q = ([s[3] for spans in found for s in spans] for found in (quick, slow))
@@ -164,18 +166,46 @@ def test_boundaries_of_bio() -> None:
 
 
 def test_the_width_of_node_scores() -> None:
-    spans = pytest.importorskip("structgp.structures.linear_chain.compiled_spans")
+    pytest.importorskip("numba")
     f, lengths = np.random.default_rng(0).normal(size=(2, 3, 5, 4)), np.array([5, 1, 3])
     f[:, 2, 3:] = 1e9  # padding
+    mask, free = torch.arange(5) < torch.tensor(lengths)[:, None], torch.ones(4, dtype=torch.bool)
+    boundaries = Boundaries.of(["B-X", "I-X", "I-Y", "O"])
 
     def width() -> float:
         tokens = (f[s, b, t] for s in range(2) for b, n in enumerate(lengths) for t in range(n))
         return max(np.ptp(scores[scores > -np.inf]) for scores in tokens)
 
-    assert spans.node_width(f, lengths) == (pytest.approx(width()), False)
+    def searched() -> Any:
+        scores = torch.from_numpy(f), torch.zeros(2, 4, 4, dtype=torch.float64)
+        share = torch.full((2, 3), 0.5, dtype=torch.float64)
+        given = *scores, mask, share, boundaries.inside, boundaries.parts, (free, free), 0.1
+        return compiled_spans().search_spans(*given)
+
+    assert searched()[1:] == (True, pytest.approx(width()), False)
     f[1, 0, 0, 1] = f[0, 2, 2, 0] = -np.inf  # of a first and of a last token
-    assert spans.node_width(f, lengths) == (pytest.approx(width()), False)
+    assert searched()[1:] == (True, pytest.approx(width()), False)
     f[0, 2, 1, 3] = -np.inf
-    assert spans.node_width(f, lengths) == (pytest.approx(width()), True)
+    assert searched()[1:] == (True, pytest.approx(width()), True)
     f[0, 1, 0] = -np.inf
-    assert spans.node_width(f, lengths)[0] == np.inf
+    assert not searched().possible
+
+
+@pytest.mark.parametrize("S", [1, 8, 21])
+def test_wide_scores_and_any_number_of_draws(S: int) -> None:
+    """Scores so far apart that most exponentials are 0, against the walk, whose loops are others."""
+    pytest.importorskip("numba")
+    generator = torch.Generator().manual_seed(S)
+    f, g = (
+        scale * torch.randn(S, *shape, generator=generator, dtype=torch.float64)
+        for scale, shape in ((40.0, (4, 30, 5)), (3.0, (5, 5)))
+    )
+    mask = torch.arange(30) < torch.tensor([30, 1, 2, 17])[:, None]
+    share = torch.rand(S, 4, generator=generator, dtype=torch.float64)
+    at = Potentials(Chain(), (f, g), mask, share / share.sum(0))
+    boundaries = Boundaries.of(LABELS["BIO"])
+    quick, slow = (search(at, boundaries, 0.01) for search in (likely_spans, spans_by_walk))
+    assert [len(spans) for spans in quick] == [len(spans) for spans in slow]
+    for one, other in zip(quick, slow, strict=True):
+        expected = {span[:3]: span[3] for span in other}
+        assert {span[:3]: span[3] for span in one} == pytest.approx(expected, abs=1e-12)

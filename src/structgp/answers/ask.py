@@ -210,18 +210,23 @@ class Asked(Encoded):
         found: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(self.rows)
         if quick is not None:
             p_of = self.marginals()
-            usual_of = self._chosen_by(p_of, lambda p, at, by: labellings.best_tokens(p, at, rules, by))
+            each: list[Any] = [[] for _ in self.rows]
             for i, spans in quick.spans(self.rows, self.question.shift, decoder.boundaries, decoder.least):
-                found[i] = decoder.labels(spans, p_of[i], usual_of[i])
-            return found
+                each[i] = spans
+
+            def usual_of(i: int) -> np.ndarray:
+                one = [p_of[i]]
+                return self._chosen_by(one, lambda p, at, by: labellings.best_tokens(p, at, rules, by))[0]
+
+            return decoder.all_labels(each, p_of, usual_of)
         for batch, at in self.potentials(known):
             at = at.on_host()
             each, p = likely_spans(at, decoder.boundaries, decoder.least), at.marginals()
             usual = labellings.best_tokens(p, at.layout, rules, at.structure).numpy()
+            ps, usuals = ([batch.real(x, b) for b in range(len(batch.index))] for x in (p, usual))
+            labels = decoder.all_labels(each, [q.numpy() for q in ps], usuals.__getitem__)
             for b, i in enumerate(batch.index.tolist()):
-                found[i] = decoder.labels(each[b], batch.real(p, b).numpy(), batch.real(usual, b))
-                if not self._obeyed(i, found[i]):
-                    found[i] = batch.real(usual, b)
+                found[i] = labels[b] if self._obeyed(i, labels[b]) else usuals[b]
         return found
 
     def cheapest_tokens(self, known: Known | None = None) -> list[np.ndarray]:
@@ -248,7 +253,7 @@ class Asked(Encoded):
         if self.model.rules is None:  # one token after the other, whatever the sequence
             p = torch.from_numpy(np.concatenate([np.empty((0, len(self.model.labels.classes))), *found]))
             labels = choose(p[None], None, None)[0].numpy()
-            return np.split(labels, np.cumsum([len(r) for r in self.rows])[:-1])
+            return np.split(labels, np.cumsum([len(q) for q in found])[:-1])
         answers = [np.empty(0, dtype=np.int64)] * len(found)
         for index in by_length([len(p) for p in found], BATCH_TOKENS):
             padded = pad_sequence([torch.from_numpy(found[i]) for i in index], batch_first=True)

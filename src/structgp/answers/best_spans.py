@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,42 @@ class SpanDecoder:
             found = self._search([*spans, *((*at, 0.0) for at in places if at not in known)], p)
         return fallback if found is None else found
 
+    def all_labels(
+        self, each: Sequence[Spans], p: Sequence[np.ndarray], fallback: Callable[[int], np.ndarray]
+    ) -> list[np.ndarray]:
+        """``labels`` of many sequences. fallback : gives the allowed labelling of one of them, which is asked
+        for where it is needed. By compiled loops where there are any."""
+        quick = _compiled_search()
+        answers: list[np.ndarray | None] = (
+            [None] * len(p) if quick is None else self._by_loops(quick, each, p)
+        )
+        answers = [found if len(x) else np.empty(0, np.int64) for found, x in zip(answers, p, strict=True)]
+        return [
+            self.labels(each[i], p[i], fallback(i)) if found is None else found
+            for i, found in enumerate(answers)
+        ]
+
+    def _by_loops(self, search: Any, each: Sequence[Spans], p: Sequence[np.ndarray]) -> list[Any]:
+        """The labelling of each sequence that is worth most; None where there is none."""
+        begin = np.append(0, np.cumsum([len(x) for x in p], dtype=np.int64))
+        n_spans = [len(spans) for spans in each]
+        known = np.array([span for spans in each for span in spans], float).reshape(-1, 4)
+        start, stop, kind = known[:, :3].T.astype(np.int64)
+        order = np.lexsort((stop, kind, start, np.repeat(np.arange(len(each)), n_spans)))
+        spans = np.stack([start, kind, stop], 1)[order]
+        parts, inside = self.boundaries.parts.numpy(), self.boundaries.inside.numpy()
+        full = [len(x) > 0 for x in p]
+        bonus = self._bonus(np.concatenate(p), begin[:-1][full], begin[1:][full] - 1)
+        labels, found = np.empty(begin[-1], np.int64), np.zeros(len(p), bool)
+        rules = self.follows & parts, self.follows & ~parts
+        types = np.flatnonzero(~inside.any(0)), np.nonzero(inside)[1], np.append(0, inside.sum(1).cumsum())
+        worth, span_begin = (
+            known[order, 3] - self.threshold,
+            np.append(0, np.cumsum(n_spans, dtype=np.int64)),
+        )
+        search(bonus, begin, *rules, *types, spans, worth, span_begin, labels, found)
+        return [x if there else None for x, there in zip(np.split(labels, begin[1:-1]), found, strict=True)]
+
     def _search(self, spans: Spans, p: np.ndarray) -> np.ndarray | None:
         """The labelling worth most; None if there is none. ``score[t]`` : (V,) the most that labels of the
         tokens before t can be worth if the last of them is v, and no span goes on beyond it; ``back`` : of
@@ -141,14 +177,17 @@ class SpanDecoder:
             types.append((labels.tolist(), follows))
         return apart, np.flatnonzero(~inside.any(0)).tolist(), types
 
-    def _bonus(self, p: np.ndarray) -> np.ndarray:
-        """(T, V) worth of each label by itself; -inf where it is all but impossible."""
+    def _bonus(self, p: np.ndarray, first: Any = 0, last: Any = -1) -> np.ndarray:
+        """(T, V) worth of each label by itself; -inf where it is all but impossible. first, last : the
+        tokens with which sequences begin and end."""
         inside = self.boundaries.inside.any(0).numpy()
         outside = np.maximum(p[:, ~inside].sum(1, keepdims=True), 1e-6)
         odds = np.log(outside / np.maximum(p.max(1, keepdims=True), outside))
         possible = (p > 0) & (p >= LEAST_ODDS * p.max(1, keepdims=True))
         bonus = np.where(possible, TIE * p + LEFT_OUT * np.where(inside, 0, odds), -np.inf)
-        bonus[0, ~self.starts] = bonus[-1, ~self.ends] = -np.inf
+        edges = np.zeros((2, *p.shape), bool)
+        edges[0, first], edges[1, last] = ~self.starts, ~self.ends
+        bonus[edges.any(0)] = -np.inf
         return bonus
 
     def _extend(
@@ -181,6 +220,16 @@ class SpanDecoder:
                     ],
                     [[] if o is None else [*paths[o], v] for o, v in zip(origin, labels, strict=True)],
                 )
+
+
+@cache
+def _compiled_search() -> Any:
+    """``compiled_search.best_labellings``; None without numba."""
+    try:
+        from structgp.answers.compiled_search import best_labellings
+    except (ImportError, OSError, RuntimeError, SystemError):
+        return None
+    return best_labellings
 
 
 def expected_f1(each: Sequence[Sequence[tuple[int, int, Any, float]]]) -> tuple[float, float]:

@@ -64,7 +64,8 @@ class LocalPoints:
         self.structure = model.structure
         assert isinstance(self.structure, Chain)
         self.averages = ChainAverages(noise, points, g, self.structure.rules)
-        self.span_noise, self.span_tables = drawn(SPAN_DRAWS)
+        noise, self.span_tables = drawn(SPAN_DRAWS)
+        self.span_noise = np.ascontiguousarray(noise.swapaxes(1, 2))  # (P, S / 2, R)
 
     @classmethod
     def of(cls, model: Model) -> LocalPoints | None:
@@ -106,15 +107,18 @@ class LocalPoints:
         self, rows: Sequence[np.ndarray], shift: Tensor | None
     ) -> Iterator[tuple[list[int], Potentials]]:
         """``SPAN_DRAWS`` draws of the scores of sequences, batch by batch, with the places of those."""
-        V = len(self.basis)
+        V, own = len(self.basis), self.spread * np.diagonal(self.basis)
+        is_diagonal = np.array_equal(self.basis, np.diag(np.diagonal(self.basis)))
         for index in by_length([len(r) for r in rows], max(1, CACHED_NUMBERS // (V * SPAN_DRAWS))):
             lengths = np.array([len(rows[i]) for i in index])
             begin = np.concatenate([[0], np.cumsum(lengths)])
             at, T = self._scores([rows[i] for i in index], begin, shift), int(lengths.max())
             row, t = np.nonzero(np.arange(T) < lengths[:, None])
-            noise = np.einsum("nr,nrs->nsr", at.sd, self.span_noise[t % N_POSITIONS]) @ at.basis.T
-            f = np.zeros((SPAN_DRAWS, len(index), T, V))
-            f[:, row, t] = (at.mean[:, None] + np.concatenate([noise, -noise], 1)).swapaxes(0, 1)
+            noise = at.sd[:, None] * self.span_noise[t % N_POSITIONS]  # (N, S / 2, R)
+            noise = noise * own if is_diagonal else noise @ at.basis.T
+            f, half = np.zeros((SPAN_DRAWS, len(index), T, V)), SPAN_DRAWS // 2
+            f[:half, row, t] = (at.mean[:, None] + noise).swapaxes(0, 1)
+            f[half:, row, t] = (at.mean[:, None] - noise).swapaxes(0, 1)
             mask = torch.from_numpy(np.arange(T) < lengths[:, None])
             share = torch.full((SPAN_DRAWS, len(index)), 1 / SPAN_DRAWS, dtype=torch.float64)
             yield index, Potentials(self.structure, (torch.from_numpy(f), self.span_tables), mask, share)

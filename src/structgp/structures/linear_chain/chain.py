@@ -82,10 +82,12 @@ class Chain(Structure):
         self, f: Tensor, g: Tensor, mask: Tensor, share: Tensor, inside: Tensor, parts: Tensor, least: float
     ) -> list[list[tuple[int, int, int, float]]] | None:
         """What ``answers.spans.likely_spans`` finds, by compiled loops; None where there are none."""
-        program = compile(self.spec, Layout(mask), self.rules)
-        nodes, *tables = program.restrict((f, g)[: self._n_scores])
+        tables, edges = (f, g)[1 : self._n_scores], [torch.ones(f.shape[-1], dtype=torch.bool)] * 2
+        if self.rules is not None:  # the scores of nodes are many: what they must not be is told apart
+            tables = self.rules.restrict((f[:, :1, :1], *tables), mask[:1, :1])[1:]
+            edges = [self.rules.starts, self.rules.ends]
         table = tables[0] if tables else f.new_zeros((len(f), *parts.shape))
-        return likely_spans(nodes, table, mask, share, inside, parts, least)
+        return likely_spans(f, table, mask, share, inside, parts, (edges[0], edges[1]), least)
 
     def entropy(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
         return compile(self.spec, Layout(mask), self.rules).entropy((f, g)[: self._n_scores])

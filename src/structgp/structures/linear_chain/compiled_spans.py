@@ -1,245 +1,370 @@
 """Probabilities of spans under a chain, averaged over draws, compiled by numba.
 
-One sequence at a time, and all its draws side by side, which the compiler makes vector instructions of.
-Forward-backward in probability space leaves how probably a span begins at a token, ends after it, or goes
-on from one label to the next; a search multiplies these. A span only visits labels of its own type, so the
-products are as small as those labels are few.
+One sequence at a time, and eight of its draws side by side, which fill vector instructions. Of the two
+labels of a transition, a span ends between them or goes on: sums over the ones and over the others are
+taken apart, and there are none over transitions that no draw allows. Forward-backward in probability space
+leaves how probably a span begins at each token. Where that is likely on average, a search goes on from
+token to token; a span only visits labels of its own type, so its steps are as small as those are few.
 
+Letters: S draws in K blocks of L = 8, B sequences of n tokens, V labels, E transitions.
 Needs numba (``structgp[fast]``)."""
 
 from __future__ import annotations
 
-import math
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from structgp.structures.graph.lanes import LANES, dots_apart
-from structgp.structures.linear_chain.compiled import _compiled, _reordered
-from structgp.structures.linear_chain.lane_exp import exp_in_place
-from structgp.structures.threads import WORTH_A_THREAD
+from structgp.structures.graph.lanes import (
+    LANES,
+    add,
+    invert,
+    lane_sum,
+    multiply,
+    multiply_and_add,
+    row_sum,
+)
+from structgp.structures.linear_chain.compiled import _compiled
+from structgp.structures.linear_chain.span_lanes import (
+    add_multiplied,
+    both_sums_of_ways,
+    copy,
+    exp_below_highest,
+    fetch,
+    fill,
+    scaled_sum_of_ways,
+    sum_of_ways,
+)
+from structgp.structures.threads import share as share_out
 
-TOGETHER = 4 * LANES
-"""Draws of which sums are taken at once."""
+L = LANES
+LARGEST = 1e300
+"""A message whose sum is less than 1 over this is empty."""
 
 Found = list[list[tuple[int, int, int, float]]]
 
 
+class Ways(NamedTuple):
+    """The transitions (E, 2) that some draw allows, in an order in which those with the same label ``at``
+    one end are neighbours, and of these, first those at which a span ends.
+
+    order : (E,) where a transition stands in a table (V, V). place : (E,) the other label, times L. begin :
+    (V + 1,) the first transition of each label; cut : (V,) the first at which a span goes on."""
+
+    order: np.ndarray
+    place: np.ndarray
+    begin: np.ndarray
+    cut: np.ndarray
+
+    @staticmethod
+    def of(allowed: np.ndarray, joined: np.ndarray, at: int) -> Ways:
+        """allowed, joined : (V, V). at : 0 for ways from a label, 1 for ways to it."""
+        V, pairs = len(allowed), np.argwhere(allowed)
+        goes_on = joined[pairs[:, 0], pairs[:, 1]]
+        rank = np.lexsort((pairs[:, 1 - at], goes_on, pairs[:, at]))
+        pairs, goes_on = pairs[rank], goes_on[rank]
+        begin = np.searchsorted(pairs[:, at], np.arange(V + 1))
+        cut = begin[:-1] + np.bincount(pairs[~goes_on, at], minlength=V)
+        return Ways(pairs[:, 0] * V + pairs[:, 1], L * pairs[:, 1 - at], begin, cut)
+
+
+class Types(NamedTuple):
+    """labels : of each type of spans, one after the other; begin : (types + 1,) where those of each
+    begin."""
+
+    labels: np.ndarray
+    begin: np.ndarray
+
+
+class Searched(NamedTuple):
+    """found : of each sequence its spans. possible : whether every sequence has a labelling under every
+    draw. width : largest difference between scores of a token that are not -inf; is_barred : whether some
+    are -inf of tokens that are neither first nor last."""
+
+    found: Found
+    possible: bool
+    width: float
+    is_barred: bool
+
+
 def search_spans(
-    f: Tensor, g: Tensor, mask: Tensor, share: Tensor, inside: Tensor, parts: Tensor, least: float
-) -> tuple[Found, bool]:
+    f: Tensor,
+    g: Tensor,
+    mask: Tensor,
+    share: Tensor,
+    inside: Tensor,
+    parts: Tensor,
+    edges: tuple[Tensor, Tensor],
+    least: float,
+) -> Searched:
     """Of each sequence, every span (start, stop, type) with a probability of at least ``least``, and that
-    probability, most probable first; then whether every sequence has a labelling. Right where potentials
-    are not too far apart for probability space.
+    probability, most probable first. Right where potentials are not too far apart for probability space.
 
-    f (S, B, T, V), g, mask (B, T) : a chain; share : (S, B) of the draws; inside : (K, V), whether a label
-    belongs to a type; parts : (V, V), whether a span ends between two labels. Cost O(S T V^2) per sequence,
-    and O(S) per span that is likely, or would be if it were longer."""
-    pairs = (inside[:, :, None] & inside[:, None] & ~parts).nonzero().numpy()  # (P, 3): type, label, next
-    shared, lengths = g.dim() == 3, mask.sum(-1).tolist()
-    shares = np.zeros((len(lengths), -(-len(f) // TOGETHER) * TOGETHER))
-    shares[:, : len(f)] = share.T.numpy()
-    edge = _exponential(g[:, None]) if shared else None
-    types, threads = inside.numpy(), torch.get_num_threads()
+    f (S, B, T, V), g, mask (B, T) : a chain; share : (S, B) of the draws; inside : (types, V), whether a
+    label belongs to a type; parts : (V, V), whether a span ends between two labels; edges : (V,) labels
+    that a sequence may begin with, and end with. Cost O(S T E) per sequence, and O(S) per span that is
+    likely, or would be if it were longer."""
+    S, B, T, V = f.shape
+    joined = ((inside[:, :, None] & inside[:, None]).any(0) & ~parts).numpy()
+    allowed = (g > -torch.inf).flatten(0, -3).any(0).numpy()
+    ways = Ways.of(allowed, joined, 0), Ways.of(allowed, joined, 1)
+    kinds = Types(inside.nonzero()[:, 1].numpy(), np.append(0, inside.sum(1).cumsum(0).numpy()))
+    lengths, n_blocks = mask.sum(-1).numpy(), -(-S // L)
+    shares = np.zeros((B, n_blocks * L))
+    shares[:, :S] = share.T.numpy()
+    tables = g.reshape(S, -1, V * V * (1 if g.dim() == 3 else g.shape[2])).contiguous().numpy()
+    # The spans that begin at one token exclude each other.
+    most = np.minimum(lengths * (lengths + 1) // 2 * len(inside), lengths * (1 / max(least, 1e-9) + 1))
+    begin = np.append(0, most.astype(np.int64).cumsum())
+    places, values = np.empty((begin[-1], 3), np.int64), np.empty(begin[-1])
+    counts, widths = np.zeros(B, np.int64), np.zeros((B, 2))
+    given = f.contiguous().view(S, B, T * V).numpy(), tables, g.dim() == 3, lengths, shares, *ways, kinds
+    starts, ends = (x.numpy() for x in edges)
+    out = begin, places, values, counts, widths
+    share_out(partial(find_spans, *given, starts, ends, least, *out), B, S * int(lengths.sum()) * V * V)
+    possible, found = bool((counts >= 0).all()), []
+    for first, count in zip(begin.tolist(), counts.tolist(), strict=False):
+        some = slice(first, first + max(0, count))
+        spans = zip(places[some].tolist(), values[some].tolist(), strict=True)
+        found.append(sorted([(*place, p) for place, p in spans], key=_against))
+    return Searched(found, possible, float(widths[:, 0].max(initial=0)), bool(widths[:, 1].any()))
 
-    def of(b: int) -> list[tuple[int, int, int, float]] | None:
-        n = lengths[b]
-        # The spans that begin at one token exclude each other.
-        room = int(min(n * (n + 1) // 2 * len(types), n * (1 / max(least, 1e-9) + 1)))
-        places, values = np.empty((room, 3), np.int64), np.empty(room)
-        tables = edge if shared else _exponential(g[:, b, : max(0, n - 1)])
-        given = _exponential(f[:, b, :n]), tables, shares[b]
-        count = _search(*given, types, pairs, least, places, values)
-        if count < 0:
-            return None
-        spans = zip(places[:count].tolist(), values[:count].tolist(), strict=True)
-        return sorted(((*place, p) for place, p in spans), key=lambda span: -span[3])
 
-    if threads > 1 and len(f) * sum(lengths) * f.shape[-1] ** 2 >= WORTH_A_THREAD:
-        with ThreadPoolExecutor(threads) as pool:
-            found = list(pool.map(of, range(len(lengths))))
-    else:
-        found = [of(b) for b in range(len(lengths))]
-    some = [spans for spans in found if spans is not None]
-    return (some, True) if len(some) == len(found) else ([], False)
+def _against(span: tuple[int, int, int, float]) -> float:
+    return -span[3]
 
 
 @_compiled
-def node_width(f: Any, lengths: Any) -> tuple[float, bool]:
-    """Largest difference between node scores (S, B, T, V) of one token, those of -inf left out, inf where
-    there are no others; and whether some are -inf of tokens that are neither first nor last."""
-    width, is_barred = 0.0, False
-    for s in range(len(f)):
-        for b in range(len(lengths)):
-            for t in range(lengths[b]):
-                low, high = np.inf, -np.inf
-                for v in range(f.shape[3]):
-                    score = f[s, b, t, v]
-                    if score > -np.inf:
-                        low, high = min(low, score), max(high, score)
-                    elif 0 < t < lengths[b] - 1:
-                        is_barred = True
-                width = max(width, high - low if high > -np.inf else np.inf)
-    return width, is_barred
+def _room(n: int) -> Any:
+    """n numbers that begin where a cache line does."""
+    whole = np.zeros(n + L)
+    first = (-(whole.ctypes.data // 8)) % L
+    return whole[first : first + n]
 
 
-def _exponential(scores: Tensor) -> np.ndarray:
-    """Scores (S, T, ...) -> (T, ..., S'), 1 at the largest of each position and draw. There is a
-    multiple of ``TOGETHER`` of draws, the last of them several times."""
-    T, S = scores.shape[1], -(-len(scores) // TOGETHER) * TOGETHER
-    out = np.empty((T, math.prod(scores.shape[2:]), S))
-    _exponentiate_draws(scores.flatten(2).numpy(), out)
-    return out.reshape(T, *scores.shape[2:], S)
+@_compiled
+def _side_by_side(scores: Any, b: int, block: int, n: int, out: Any) -> None:
+    """out (n, L) <- the first n scores (S, B, N) of a sequence under the draws of a block; the last draw
+    fills up the last block."""
+    for s in range(L):
+        row = scores[min(block * L + s, len(scores) - 1), b]
+        for i in range(n):
+            out[i * L + s] = row[i]
 
 
-@_reordered
-def _exponentiate_draws(scores: Any, out: Any) -> None:
-    """out (T, K, S') <- what ``_exponential`` gives, of scores (S, T, K)."""
-    T, K, S = out.shape
-    last, high = len(scores) - 1, np.empty(LANES)
-    for first in range(0, S, LANES):
-        for t in range(T):
-            high.fill(-np.inf)
-            for k in range(K):
-                for s in range(LANES):
-                    x = scores[min(first + s, last), t, k]
-                    out[t, k, first + s] = x
-                    high[s] = x if x > high[s] else high[s]
-            for k in range(K):
-                for s in range(LANES):
-                    out[t, k, first + s] -= high[s]
-    exp_in_place(out.reshape(out.size))
+@_compiled
+def _fetch(scores: Any, b: int, block: int, n: int) -> None:
+    """Asks for what ``_side_by_side`` will read."""
+    for s in range(block * L, min((block + 1) * L, len(scores))):
+        for i in range(0, n, L):
+            fetch(scores, s, b, i)
 
 
-@_reordered
+@_compiled
+def _put_tables(
+    tables: Any, b: int, block: int, steps: int, ways_from: Any, ways_to: Any, room: Any, out: Any,
+    apart: int, widest: Any,
+) -> None:  # fmt: skip
+    """out (K, 2, apart) <- at a block, exponentials (steps, E, L) of the tables of a sequence, in the order
+    of the ways from each label, and of those to it. room : (steps, V V, L); widest : (2, L), unused."""
+    E, V = len(ways_from.order), len(ways_from.cut)
+    _side_by_side(tables, b, block, steps * V * V, room)
+    for step in range(steps):
+        exp_below_highest(room, step * V * V * L, V * V, widest, widest, L)
+    for step in range(steps):
+        for e in range(E):
+            at, base = 2 * block * apart + (step * E + e) * L, step * V * V
+            copy(out, at, room, (base + ways_from.order[e]) * L)
+            copy(out, at + apart, room, (base + ways_to.order[e]) * L)
+
+
+@_compiled
+def _put_nodes(
+    f: Any, b: int, block: int, n: int, starts: Any, ends: Any, node: Any, widest: Any, lowest: Any
+) -> None:
+    """node (n, V, L) <- exponentials of the scores of a sequence, 1 at the highest of each token and draw.
+    lowest : (2, L), the second of the first and the last token."""
+    V = len(starts)
+    _side_by_side(f, b, block, n * V, node)
+    for v in range(V):
+        if not starts[v]:
+            node[v * L : (v + 1) * L] = -np.inf
+        if not ends[v]:
+            node[((n - 1) * V + v) * L : ((n - 1) * V + v + 1) * L] = -np.inf
+    for t in range(n):
+        exp_below_highest(node, t * V * L, V, widest, lowest, 0 if 0 < t < n - 1 else L)
+
+
+@_compiled
+def _forward(
+    node: Any, tables: Any, table: int, each: int, n: int, ways: Any, begins: Any, first: int, inverse: Any,
+    room: Any,
+) -> None:  # fmt: skip
+    """begins (n, V, L), from ``first`` on, <- what a token is told by the one before of spans that end
+    there; inverse (n, L) <- 1 over the scale of its message.
+    tables : exponentials from ``table`` on, and for each step ``each`` further. room : (2 V, L)."""
+    V, VL = len(ways.cut), len(ways.cut) * L
+    for v in range(V):
+        fill(begins, first + v * L, 1.0)
+        copy(room, v * L, node, v * L)
+    for t in range(n):
+        at, here, before = t * VL, VL * (t % 2), VL * ((t + 1) % 2)
+        for v in range(V if t else 0):
+            both_sums_of_ways(
+                begins, first + at + v * L, room, here + v * L, ways.begin[v], ways.cut[v],
+                ways.begin[v + 1], room, before, ways.place, tables, table, node, at + v * L, inverse,
+                (t - 1) * L,
+            )  # fmt: skip
+        row_sum(inverse, t * L, V, room, here)
+        invert(inverse, t * L, inverse, t * L)
+        table += each if t else 0
+
+
+@_compiled
+def _backward(
+    node: Any, tables: Any, table: int, each: int, n: int, ways: Any, inverse: Any, passed: Any, first: int
+) -> None:
+    """passed (n, V, L), from ``first`` on, <- what a token passes back to the one before."""
+    V, VL = len(ways.cut), len(ways.cut) * L
+    for v in range(V):
+        at = (n - 1) * VL + v * L
+        multiply(passed, first + at, node, at, inverse, (n - 1) * L)
+    for t in range(n - 2, -1, -1):
+        step, after = table + t * each, first + (t + 1) * VL
+        for v in range(V):
+            scaled_sum_of_ways(
+                passed, first + t * VL + v * L, ways.begin[v], ways.begin[v + 1], passed, after, ways.place,
+                tables, step, node, t * VL + v * L, inverse, t * L,
+            )  # fmt: skip
+
+
+@_compiled
+def _put_begins(
+    begins: Any, passed: Any, first: int, n: int, V: int, kinds: Any, share: Any, block: int, cover: Any,
+    room: Any,
+) -> None:  # fmt: skip
+    """begins (n, V, L), from ``first`` on, <- the probability of a label, and that a span begins with it;
+    cover (n, types, L) += that of all labels of a type, times share (L,)."""
+    K = len(kinds.begin) - 1
+    for t in range(n):
+        for k in range(K):
+            fill(room, 0, 0.0)
+            for i in range(kinds.begin[k], kinds.begin[k + 1]):
+                at = first + (t * V + kinds.labels[i]) * L
+                multiply_and_add(begins, at, passed, at, room, 0)
+            add_multiplied(cover, (t * K + k) * L, room, 0, share, block * L)
+
+
+@_compiled
+def _go_on(
+    here: Any, now: int, then: int, labels: Any, t: int, n: int, passed: Any, tables: Any, apart: int,
+    each: int, ways_from: Any, ways_to: Any, share: Any, K: int, room: Any,
+) -> None:  # fmt: skip
+    """One step of a span. here (2, K, V, L) : at ``now``, the probability of each label of its type at
+    token t, and that the span has come so far; at ``then`` <- the same of token t + 1. room (4, L) <- the
+    probability that it ends after t, and that it goes on, lane by lane."""
+    VL = len(ways_from.cut) * L
+    fill(room, 0, 0.0)
+    fill(room, L, 0.0)
+    for block in range(K):
+        at, to, after = now + block * VL, then + block * VL, (block * n + t + 1) * VL
+        step = 2 * block * apart + t * each
+        for v in labels:
+            if t == n - 1:
+                add_multiplied(room, 0, here, at + v * L, share, block * L)
+                continue
+            begin, cut, end = ways_from.begin[v], ways_from.cut[v], ways_from.begin[v + 1]
+            sum_of_ways(room, 2 * L, begin, cut, passed, after, ways_from.place, tables, step)
+            sum_of_ways(room, 3 * L, cut, end, passed, after, ways_from.place, tables, step)
+            add(room, 3 * L, room, 2 * L)
+            invert(room, 3 * L, room, 3 * L)
+            multiply(here, at + v * L, here, at + v * L, room, 3 * L)
+            multiply(room, 2 * L, here, at + v * L, room, 2 * L)
+            add_multiplied(room, 0, room, 2 * L, share, block * L)
+        for v in labels:
+            if t < n - 1:
+                cut, end = ways_to.cut[v], ways_to.begin[v + 1]
+                sum_of_ways(here, to + v * L, cut, end, here, at, ways_to.place, tables, step + apart)
+                multiply(here, to + v * L, here, to + v * L, passed, after + v * L)
+                add_multiplied(room, L, here, to + v * L, share, block * L)
+
+
+@_compiled
 def _search(
-    node: Any, edge: Any, share: Any, inside: Any, pairs: Any, least: float, places: Any, values: Any
-) -> int:
-    """The number of spans written to places and values; -1 if there is no labelling."""
-    n, V, S = node.shape
-    enter, leave, on = np.empty((n, V, S)), np.empty((n, V, S)), np.empty((n, len(pairs), S))
-    if not _sweep(node, edge, pairs, enter, leave, on):
-        return -1
-    count, here, moved = 0, np.empty((V, S)), np.empty((V, S))
-    for k in range(len(inside)):
-        labels, ways = np.flatnonzero(inside[k]), np.flatnonzero(pairs[:, 0] == k)
-        for start in range(n):
-            covered, _ = _average(enter[start], leave[start], share, labels)
-            stop = start
-            while covered >= least and stop < n:
-                if stop == start:
-                    here[:] = enter[start]
-                else:
-                    _go_on(here, on[stop - 1], pairs, labels, ways, moved)
-                    here, moved = moved, here
-                stop += 1
-                covered, p = _average(here, leave[stop - 1], share, labels)
-                if p >= least:
-                    places[count] = start, stop, k
-                    values[count] = p
-                    count += 1
+    start: int, n: int, kind: int, labels: Any, begins: Any, passed: Any, tables: Any, apart: int,
+    each: int, ways_from: Any, ways_to: Any, share: Any, K: int, least: float, here: Any, room: Any,
+    places: Any, values: Any, count: int, most: int,
+) -> int:  # fmt: skip
+    """count, and the number of spans of one type from ``start`` on that were written to places and values
+    from there on, up to ``most``. begins, passed : (K, n, V, L); here : (2, K, V, L)."""
+    VL = len(ways_from.cut) * L
+    for block in range(K):
+        for v in labels:
+            copy(here, block * VL + v * L, begins, (block * n + start) * VL + v * L)
+    for t in range(start, n):
+        now, then = (t - start) % 2 * K * VL, (t - start + 1) % 2 * K * VL
+        _go_on(
+            here, now, then, labels, t, n, passed, tables, apart, each, ways_from, ways_to, share, K, room
+        )
+        ended, covered = lane_sum(room, 0), lane_sum(room, L)
+        if ended >= least and count < most:
+            places[count, 0], places[count, 1], places[count, 2] = start, t + 1, kind
+            values[count] = ended
+            count += 1
+        if covered < least:
+            break
     return count
 
 
-@_reordered
-def _average(here: Any, leave: Any, share: Any, labels: Any) -> Any:
-    """The probability that all tokens so far are in one span, and that it ends here."""
-    covered = p = 0.0
-    for j in labels:
-        for s in range(len(share)):
-            covered += share[s] * here[j, s]
-            p += share[s] * here[j, s] * leave[j, s]
-    return covered, p
-
-
-@_reordered
-def _go_on(here: Any, on: Any, pairs: Any, labels: Any, ways: Any, moved: Any) -> None:
-    """moved (V, S) <- here, one token further in the same span."""
-    for j in labels:
-        moved[j].fill(0)
-    for w in ways:
-        i, j = pairs[w, 1], pairs[w, 2]
-        for s in range(here.shape[1]):
-            moved[j, s] += here[i, s] * on[w, s]
-
-
-@_reordered
-def _sweep(node: Any, edge: Any, pairs: Any, enter: Any, leave: Any, on: Any) -> bool:
-    """enter (T, V, S) <- probability of a label at t with a boundary before it; leave (T, V, S) <- of a
-    boundary after t, given the label at t; on (T, P, S) <- of the second label of a pair at t + 1, given
-    the first at t. Returns whether there is a labelling under every draw."""
-    n, V, S = node.shape
-    alpha, passed, beta = np.empty((n, V, S)), np.empty((n, V, S)), np.empty((n, V, S))
-    if not _forward_draws(node, edge, alpha, enter):
-        return False
-    _backward_draws(node, edge, beta, passed)
-    for t in range(n):
-        for v in range(V):
-            for s in range(S):
-                enter[t, v, s] *= passed[t, v, s]
-                leave[t, v, s] = 1
-    for t in range(n - 1):
-        step = edge[min(t, len(edge) - 1)]
-        for w in range(len(pairs)):
-            i, j = pairs[w, 1], pairs[w, 2]
-            for s in range(S):
-                p = step[i, j, s] * passed[t + 1, j, s]
-                enter[t + 1, j, s] = max(0.0, enter[t + 1, j, s] - alpha[t, i, s] * p)
-                p = p / beta[t, i, s] if beta[t, i, s] > 0 else 0.0
-                on[t, w, s] = p
-                leave[t, i, s] = max(0.0, leave[t, i, s] - p)
-    return True
-
-
 @_compiled
-def _step(out: Any, told: Any, edge: Any, V: int, S: int, along: int, across: int) -> None:
-    """out (V, S) <- the sum over i of told (V, S) at i and edge[along i + across j], all of them flat."""
-    for j in range(V):
-        for s in range(0, S, TOGETHER):
-            dots_apart(out, j * S + s, V, told, s, S, edge, across * j + s, along)
-
-
-@_reordered
-def _forward_draws(node: Any, edge: Any, alpha: Any, prior: Any) -> bool:
-    """alpha (T, V, S) <- the message at t, which sums to 1; prior (T, V, S) <- what t is told by the token
-    before; node (T, V, S) is divided by the scale at t. Returns whether no message is empty."""
-    n, V, S = node.shape
-    total, smallest = np.empty(S), np.finfo(np.float64).tiny
-    for t in range(n):
-        total.fill(0)
-        if t == 0:
-            prior[0].fill(1)
-        else:
-            told, step = alpha[t - 1].reshape(V * S), edge[min(t - 1, len(edge) - 1)].reshape(V * V * S)
-            _step(prior[t].reshape(V * S), told, step, V, S, V * S, S)
-        for j in range(V):
-            for s in range(S):
-                alpha[t, j, s] = prior[t, j, s] * node[t, j, s]
-                total[s] += alpha[t, j, s]
-        for s in range(S):
-            if total[s] <= smallest:
-                return False
-            total[s] = 1 / total[s]
-        for j in range(V):
-            for s in range(S):
-                alpha[t, j, s] *= total[s]
-                node[t, j, s] *= total[s]
-    return True
-
-
-@_reordered
-def _backward_draws(node: Any, edge: Any, beta: Any, passed: Any) -> None:
-    """beta (T, V, S) <- what all that follows says of t; passed (T, V, S) <- what t then passes back."""
-    n, V, S = node.shape
-    for t in range(n - 1, -1, -1):
-        if t == n - 1:
-            beta[t].fill(1)
-        else:
-            told, step = passed[t + 1].reshape(V * S), edge[min(t, len(edge) - 1)].reshape(V * V * S)
-            _step(beta[t].reshape(V * S), told, step, V, S, S, V * S)
-        for i in range(V):
-            for s in range(S):
-                passed[t, i, s] = node[t, i, s] * beta[t, i, s]
+def find_spans(
+    f: Any, g: Any, is_shared: bool, lengths: Any, share: Any, ways_from: Any, ways_to: Any, kinds: Any,
+    starts: Any, ends: Any, least: float, begin: Any, places: Any, values: Any, counts: Any, widths: Any,
+    first: int, last: int,
+) -> None:  # fmt: skip
+    """Of sequences first..last: counts (B,) <- the number of spans that are written to places and values
+    from begin (B,) on, type by type, -1 where there is no labelling; widths (B, 2) <- the largest
+    difference between scores of a token, and whether there are -inf in the middle."""
+    V, K, E = len(starts), share.shape[1] // L, len(ways_from.order)
+    VL, n_kinds, longest = V * L, len(kinds.begin) - 1, 1
+    for b in range(first, last):
+        longest = max(longest, lengths[b])
+    steps, each = (1, 0) if is_shared else (max(1, longest - 1), E * L)
+    apart, raw = (steps * E + 1) * L, _room(steps * V * VL)
+    tables, begins, passed = _room(2 * K * apart), _room(K * longest * VL), _room(K * longest * VL)
+    node, inverse, room = _room(longest * VL), _room(longest * L), _room(2 * (V + 2) * L)
+    cover, here, widest = _room(longest * n_kinds * L), _room(2 * K * VL), _room(4 * L)
+    for block in range(K if is_shared else 0):
+        _put_tables(g, 0, block, 1, ways_from, ways_to, raw, tables, apart, widest)
+    for b in range(first, last):
+        n, is_sound = lengths[b], True
+        cover[: n * n_kinds * L] = 0
+        widest[: 2 * L], widest[2 * L :] = 0, np.inf
+        for block in range(K if n else 0):
+            at, table = block * n * VL, 2 * block * apart
+            if not is_shared:
+                _put_tables(g, b, block, n - 1, ways_from, ways_to, raw, tables, apart, room)
+            _put_nodes(f, b, block, n, starts, ends, node, widest, widest[2 * L :])
+            if block + 1 < K:
+                _fetch(f, b, block + 1, n * V)
+            _forward(node, tables, table + apart, each, n, ways_to, begins, at, inverse, room)
+            for i in range(n * L):
+                is_sound &= 0 < inverse[i] < LARGEST
+            _backward(node, tables, table, each, n, ways_from, inverse, passed, at)
+            _put_begins(begins, passed, at, n, V, kinds, share[b], block, cover, room)
+        for s in range(L):
+            widths[b, 0] = max(widths[b, 0], widest[s])
+            widths[b, 1] = max(widths[b, 1], widest[2 * L + s] == -np.inf)
+        count = begin[b]
+        for kind in range(n_kinds if is_sound else 0):
+            labels = kinds.labels[kinds.begin[kind] : kinds.begin[kind + 1]]
+            for start in range(n):
+                if lane_sum(cover, (start * n_kinds + kind) * L) >= least:
+                    count = _search(
+                        start, n, kind, labels, begins, passed, tables, apart, each, ways_from, ways_to,
+                        share[b], K, least, here, room, places, values, count, begin[b + 1],
+                    )  # fmt: skip
+        counts[b] = count - begin[b] if is_sound else -1

@@ -114,23 +114,27 @@ def pass_messages(f: Tensor, g: Tensor, mask: Tensor) -> Messages:
 
 
 def likely_spans(
-    f: Tensor, g: Tensor, mask: Tensor, share: Tensor, inside: Tensor, parts: Tensor, least: float
+    f: Tensor,
+    g: Tensor,
+    mask: Tensor,
+    share: Tensor,
+    inside: Tensor,
+    parts: Tensor,
+    edges: tuple[Tensor, Tensor],
+    least: float,
 ) -> list[list[tuple[int, int, int, float]]] | None:
     """``compiled_spans.search_spans``; None where that is not possible, or would not pay."""
     enough = f.numel() * f.shape[-1] >= max(1, WORTH_COMPILING) and f.device.type == "cpu"
     if not enough or not f.dtype == g.dtype == torch.float64 or compiled_loops() is None:
         return None
-    from structgp.structures.linear_chain.compiled_spans import node_width, search_spans
+    from structgp.structures.linear_chain.compiled_spans import search_spans
 
     if g.dim() > 3:
         g = g.masked_fill(~mask[:, 1:, None, None], 0)
-    f = f.contiguous()
-    width, is_barred = node_width(f.numpy(), mask.sum(-1).numpy())
-    spread = width + widest(g, (-1, -2), g.masked_fill(g == -torch.inf, torch.inf))
-    if not bool(spread * detour(g, is_barred, f.shape[2]) <= SAFE_SPREAD[f.dtype]):
-        return None
-    found, possible = search_spans(f, g, mask, share, inside, parts, least)
-    return found if possible else None
+    at = search_spans(f, g, mask, share, inside, parts, edges, least)
+    spread = at.width + widest(g, (-1, -2), g.masked_fill(g == -torch.inf, torch.inf))
+    is_safe = bool(spread * detour(g, at.is_barred, f.shape[2]) <= SAFE_SPREAD[f.dtype])
+    return at.found if is_safe and at.possible else None
 
 
 def widest(x: Tensor, dims: tuple[int, ...], lowest: Tensor | None = None) -> Tensor:
