@@ -116,9 +116,11 @@ async function bulk() {
 async function why() {
   if (!state.shown || !state.shown.suggestion) return;
   const at = state.cursor;
-  by("reasons").textContent = "Looking for reasons…";
+  const asked = element("p", {}, "Looking for reasons…");
+  by("reasons").replaceChildren(asked);
   const label = state.labels[at] === null ? "" : `&label=${encodeURIComponent(state.labels[at])}`;
   const found = await ask(`why?sequence=${state.shown.sequence}&position=${at}${label}`);
+  if (asked.parentNode !== by("reasons")) return; // another token is looked at by now
   const row = (score, ...cells) => element("tr", {}, element("td", score < 0 ? { class: "against" } : {}, (score > 0 ? "+" : "−") + Math.abs(score).toFixed(2)), element("td", {}, ...cells));
   const rows = found.parts.map((p) => row(p.score, p.name));
   rows.push(element("tr", {}, element("th", { colspan: 2 }, "Its features")));
