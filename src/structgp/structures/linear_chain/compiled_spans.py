@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structgp.structures.graph.lanes import LANES, dots_apart
+from structgp.structures.graph.lane_code import LANES
+from structgp.structures.graph.lanes import dots_apart
 from structgp.structures.linear_chain.compiled import _compiled, _reordered
 from structgp.structures.linear_chain.lane_exp import exp_in_place
 from structgp.structures.threads import WORTH_A_THREAD
