@@ -572,6 +572,8 @@ def test_few_sequences_and_much_data(examples: Examples, monkeypatch: pytest.Mon
     reason = resolve(Options(), examples.part([0, 1, 2, 3])).data_weight.reason
     assert reason == "there are fewer than 5 sequences"
     monkeypatch.setattr(choices, "MANY_TOKENS", 10)
+    assert resolve(Options(), examples).data_weight.value is None  # all weights are still fitted at once
+    monkeypatch.setattr(choices, "BATCHWISE_TOKENS", 10)
     for together in (Processes(), Processes(0, 2)):
         found = resolve(Options(), examples, together).data_weight
         assert (found.value, found.reason) == (1.0, "there is much data")

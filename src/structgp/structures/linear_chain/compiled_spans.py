@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from structgp.structures.graph.lane_code import LANES
 from structgp.structures.graph.lanes import (
-    LANES,
     add,
     invert,
     lane_sum,
