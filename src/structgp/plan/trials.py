@@ -109,6 +109,11 @@ class Predictions:
         both = ((v, vars(other)[name]) for name, v in vars(self).items())
         return Predictions(*((1 - share) * a + share * b for a, b in both))
 
+    def followed_by(self, sums: np.ndarray) -> Predictions:
+        """Of these sequences and of others, whose sums (N, 6) are in the order of the fields."""
+        mine = np.stack([np.broadcast_to(x, self.tokens.shape) for x in vars(self).values()], 1)
+        return Predictions(*np.concatenate([mine, sums]).T)
+
     @property
     def verdict(self) -> str:
         """Whether confidence fits, in one sentence."""
@@ -192,6 +197,20 @@ def lowest(tried: dict[float, BySpread]) -> tuple[float, float]:
     losses = penalised(tried)
     spread = min(losses, key=lambda spread: min(losses[spread].values()))
     return lowest_weight(losses[spread]), spread
+
+
+def narrower_spread(found: BySpread) -> float:
+    """The spread from folds that were asked again, which have left out all sequences: from Bayes' rule on
+    to narrower ones, while each is better than the one before by as many standard errors of their own
+    difference as ``CAUTION`` asks for."""
+    taken, *narrower = found
+    for spread in narrower:
+        asked = CAUTION * abs(math.log((spread / taken) ** 2, STEP))
+        gained = found[taken].loss - found[spread].loss
+        if gained < asked * found[spread].error_of_difference(found[taken]):
+            break
+        taken = spread
+    return taken
 
 
 def lowest_weight(losses: dict[float, float]) -> float:
