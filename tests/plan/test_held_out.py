@@ -38,7 +38,6 @@ from structgp.plan.trials import (
     interpolated,
     lowest,
     lowest_weight,
-    narrower_spread,
     penalised,
     search,
 )
@@ -220,18 +219,6 @@ def test_narrower_draws_have_to_be_better_by_two_standard_errors() -> None:
     losses = penalised({2.0: {1.0: judged(2.0, 2, 2, 2), 0.5: hardly, 0.25: hardly}})
     assert losses[0.5][2.0] == pytest.approx(1.5 + 2 * 3**0.5 / 4)  # differences -2, 0, 0, 0
     assert losses[0.25][2.0] == pytest.approx(1.5 + 4 * 3**0.5 / 4)
-
-
-def test_narrower_draws_step_by_step() -> None:
-    """Each is compared with the one before, by the error of their own difference."""
-    wide, noise = np.linspace(1.0, 2.0, 40), np.tile([0.1, -0.1], 20)
-    error = judged(*wide).error_of_difference(judged(*(wide + noise)))
-    for gain, taken in ((2.1, 0.25), (1.9, 1.0)):
-        half, quarter = wide - gain * error + noise, wide - 2 * gain * error
-        found = {1.0: judged(*wide), 0.5: judged(*half), 0.25: judged(*quarter)}
-        assert narrower_spread(found) == taken
-    worse = {1.0: judged(*wide), 0.5: judged(*(wide + 1)), 0.25: judged(*(wide - 1))}
-    assert narrower_spread(worse) == 1.0
 
 
 @choosing
