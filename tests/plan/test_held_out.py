@@ -341,11 +341,12 @@ def test_losses_are_those_of_refits_with_sample_weights(
     """The same folds by hand, through the public API."""
     options = Options()
     parts = list(held_out._parts(options, resolve(options, examples), examples))
-    assert sorted(i for left_out, _ in parts for i in left_out) == list(range(6))
+    assert sorted(i for left_out, *_ in parts for i in left_out) == list(range(6))
     assert chosen.held_out_ is not None
     for tried in (t for t in chosen.held_out_["tried"] if t["spread"] in (1.0, 0.5)):
         losses = []
-        for left_out, rest in parts:
+        for left_out, rest, is_needed in parts:
+            assert is_needed
             # Which feature is a word is decided on all data, and there none is.
             prior = Prior(data_weight=1.0, spread=tried["spread"])
             model = StructuredGPClassifier(prior=prior, n_draws=256, word_parts=None)
@@ -467,6 +468,40 @@ def test_how_many_folds(examples: Examples, monkeypatch: pytest.MonkeyPatch) -> 
         tuple(Folds(Options(random_state=n), plan, examples).folds[0].left_out.rows[0][0]) for n in range(6)
     }
     assert len(firsts) > 1
+
+
+def test_a_second_look_at_the_spread_of_dense_features(
+    data: Generated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folds beyond those that have left out enough are asked where the best spread was not taken."""
+    monkeypatch.setattr(held_out, "N_FOLDS", 3)
+    monkeypatch.setattr(held_out, "COSTLY", (1, 1_000))
+    dense = read_examples([np.eye(9)[[int(token[0][1:]) for token in x]] for x in data.X], data.y)
+    plan = resolve(Options(), dense)
+    folds = Folds(Options(), plan, dense)
+    assert [len(folds.folds), len(folds.further)] == [1, 2]
+    asked: list[tuple[Fold, list[float]]] = []
+
+    def predict(fold: Fold, _: Candidate, spreads: list[float]) -> list[np.ndarray]:
+        asked.append((fold, spreads))
+        return [np.array([[1.0, 2 * spread, 1, 1, 0, 0]] * len(fold.left_out.rows)) for spread in spreads]
+
+    monkeypatch.setattr(Fold, "predict", predict)
+    found = {1.0: judged(0.2, 0.2), 0.5: judged(0.1, 0.1)}
+    assert folds.look_again(Candidate(), found, 0.5) is None  # which is the best already
+    assert not asked
+    again, further = folds.look_again(Candidate(), found, 1.0), folds.further
+    assert again is not None
+    assert [spreads for _, spreads in asked] == [[1.0, 0.5]] * 2
+    assert [fold for fold, _ in asked] == folds.folds[1:]
+    assert not further
+    n = sum(len(fold.left_out.rows) for fold, _ in asked)
+    assert {spread: p.nll.tolist() for spread, p in again.items()} == {
+        1.0: [0.2, 0.2] + [2.0] * n, 0.5: [0.1, 0.1] + [1.0] * n
+    }  # fmt: skip
+    assert folds.look_again(Candidate(), found, 1.0) is None  # nobody is left to ask
+    sparse = read_examples(data.X, data.y)
+    assert not Folds(Options(), resolve(Options(), sparse), sparse).further
 
 
 def test_long_sequences_are_not_judged_by_a_handful_of_them(

@@ -118,6 +118,11 @@ class Predictions:
         both = ((v, vars(other)[name]) for name, v in vars(self).items())
         return Predictions(*((1 - share) * a + share * b for a, b in both))
 
+    def followed_by(self, sums: np.ndarray) -> Predictions:
+        """Of these sequences and of others, whose sums (N, 6) are in the order of the fields."""
+        mine = np.stack([np.broadcast_to(x, self.tokens.shape) for x in vars(self).values()], 1)
+        return Predictions(*np.concatenate([mine, sums]).T)
+
     @property
     def verdict(self) -> str:
         """Whether confidence fits, in one sentence."""
@@ -263,6 +268,11 @@ def lowest(tried: dict[float, BySpread]) -> tuple[float, float]:
     losses = penalised(tried)
     spread = min(losses, key=lambda spread: min(losses[spread].values()))
     return lowest_weight(losses[spread]), spread
+
+
+def best_spread(found: BySpread) -> float:
+    """The one with the lowest loss, without caution: of a thousand tokens or more."""
+    return min(found, key=lambda spread: found[spread].loss)
 
 
 def lowest_weight(losses: dict[float, float]) -> float:
