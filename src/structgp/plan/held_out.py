@@ -43,6 +43,7 @@ from structgp.plan.trials import (
     Predictions,
     best_spread,
     interpolated,
+    joined,
     lowest,
     nearest,
     search,
@@ -191,7 +192,7 @@ class Folds:
         parts = [fold.predict(candidate, list(found)) for fold in self.further]
         self.folds, self.further = self.folds + self.further, []
         looked = zip(found.items(), zip(*parts, strict=True), strict=True)
-        return {v: before.followed_by(np.concatenate(sums)) for (v, before), sums in looked}
+        return {v: joined([before, *(Predictions(*of.T) for of in sums)]) for (v, before), sums in looked}
 
     def expected_f1(self, candidate: Candidate, spread: float) -> tuple[float, float]:
         """The F1 that the folds expect of their best spans under a candidate that was tried, and the

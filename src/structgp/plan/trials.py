@@ -118,11 +118,6 @@ class Predictions:
         both = ((v, vars(other)[name]) for name, v in vars(self).items())
         return Predictions(*((1 - share) * a + share * b for a, b in both))
 
-    def followed_by(self, sums: np.ndarray) -> Predictions:
-        """Of these sequences and of others, whose sums (N, 6) are in the order of the fields."""
-        mine = np.stack([np.broadcast_to(x, self.tokens.shape) for x in vars(self).values()], 1)
-        return Predictions(*np.concatenate([mine, sums]).T)
-
     @property
     def verdict(self) -> str:
         """Whether confidence fits, in one sentence."""

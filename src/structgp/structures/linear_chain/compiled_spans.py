@@ -19,14 +19,7 @@ import torch
 from torch import Tensor
 
 from structgp.structures.graph.lane_code import LANES
-from structgp.structures.graph.lanes import (
-    add,
-    invert,
-    lane_sum,
-    multiply,
-    multiply_and_add,
-    row_sum,
-)
+from structgp.structures.graph.lanes import add, invert, lane_sum, multiply, multiply_and_add, row_sum
 from structgp.structures.linear_chain.compiled import _compiled
 from structgp.structures.linear_chain.span_lanes import (
     add_multiplied,
