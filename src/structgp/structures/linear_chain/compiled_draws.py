@@ -203,18 +203,32 @@ def draw_totals(
 
 
 @_compiled
-def _add_squares(p: Any, n: int, basis: Any, told: Any, out: Any) -> None:
-    """out (n, R) += the sum over draws of (p basis)^2, of probabilities p (n, V, L). told : (L,) room."""
+def _in_lanes(basis: Any) -> Any:
+    """(R, V, L) the columns of basis (V, R), each number as often as there are lanes."""
     V, R = basis.shape
+    found = _room(R * V * L)
+    for r in range(R):
+        for v in range(V):
+            found[(r * V + v) * L : (r * V + v + 1) * L] = basis[v, r]
+    return found
+
+
+@_compiled
+def _add_squares(p: Any, n: int, V: int, basis: Any, R: int, told: Any, out: Any) -> None:
+    """out (n, R) += the sum over draws of (p basis)^2, of probabilities p (n, V, L) and basis (R, V, L).
+    told : (R, L) room."""
+    VL = V * L
     for t in range(n):
+        here, r = p[t * VL :], 0
+        while r + FOUR <= R:
+            four_dots(told, L * r, V, here, basis, VL * r, L, VL)
+            r += FOUR
+        while r < R:
+            dot(told, L * r, V, here, basis, VL * r, L)
+            r += 1
         for r in range(R):
-            told[:L] = 0
-            for v in range(V):
-                if basis[v, r] != 0:
-                    for s in range(L):
-                        told[s] += basis[v, r] * p[(t * V + v) * L + s]
-            for s in range(L):
-                out[t, r] += told[s] * told[s]
+            multiply(told, L * r, told, L * r, told, L * r)
+            out[t, r] += lane_sum(told, L * r)
 
 
 @_compiled
@@ -231,7 +245,7 @@ def draw_variances(
     node, prior, alpha, passed = _room(T * VL), _room(T * VL), _room(T * VL), _room(T * VL)
     inverse, room, summed = _room(T * L), _room(max(V, 3) * L), _room(T * VL)
     level, once, twice = np.empty((T, V)), np.empty(V * VL), np.empty(V * VL)
-    told, share = np.empty(L), np.empty(V)
+    told, share, columns = _room(R * L), np.empty(V), _in_lanes(basis)
     for b in range(first * CHAINS_AT_ONCE, min(B, last * CHAINS_AT_ONCE)):
         n, certain = lengths[b], 0.0
         summed[: n * VL], nodes[b], tables[b] = 0, 0, 0
@@ -239,7 +253,7 @@ def draw_variances(
         for k in range(K):
             _forward(factor[b, k], level, edge[k], n, V, node, prior, alpha, inverse, room)
             _backward(node, prior, inverse, edge[k], n, V, passed, summed, room)
-            _add_squares(node, n, basis, told, nodes[b])
+            _add_squares(node, n, V, columns, R, told, nodes[b])
             once[:], twice[:] = 0, 0
             _add_transitions(alpha, passed, n, V, 1.0, once)
             for i in range(n * VL):

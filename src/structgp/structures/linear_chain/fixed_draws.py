@@ -84,10 +84,11 @@ class _Totals:
         (S, B, T, V), L = f.shape, LANES
         f = f.masked_fill(~mask[..., None], 0)
         top, top_g = f.amax(-1), g.amax((-1, -2))
-        factor = torch.exp(f - top[..., None]).view(S // L, L, B, T, V)
-        self._factor = factor.permute(2, 0, 3, 4, 1).reshape(B, S // L, T * V * L).numpy()
-        edge = torch.exp(g - top_g[:, None, None]).view(S // L, L, V * V)
-        self._edge = edge.mT.reshape(S // L, V * V * L).numpy()
+        K, own = max(1, S // L), min(S, L)  # fewer draws than lanes stand in several of them
+        factor = torch.exp(f - top[..., None]).view(K, own, B, T, V).permute(2, 0, 3, 4, 1)
+        self._factor = factor.repeat(1, 1, 1, 1, L // own).view(B, K, T * V * L).numpy()
+        edge = torch.exp(g - top_g[:, None, None]).view(K, own, V * V).mT
+        self._edge = edge.repeat(1, 1, L // own).view(K, V * V * L).numpy()
         lengths, weight = mask.sum(-1), weight.contiguous()
         self._lengths, self._weight = lengths.numpy(), weight.numpy()
         self._steps = weight @ (lengths - 1).clamp(min=0).to(weight)
@@ -141,8 +142,6 @@ def fixed_draws(program: Program, f: Tensor, g: Tensor, y: Tensor, weight: Tenso
     known = f.dtype == g.dtype == weight.dtype == torch.float64 and f.device.type == "cpu" and g.dim() == 3
     if not enough or not known or compiled_loops() is None:
         return None
-    if LANES % len(f) == 0:
-        f, g = f.repeat(LANES // len(f), 1, 1, 1), g.repeat(LANES // len(f), 1, 1)
-    if len(f) % LANES:
+    if len(f) % LANES and LANES % len(f):
         return None
     return FixedDraws(program, program.restrict((f, g)), y, weight)
