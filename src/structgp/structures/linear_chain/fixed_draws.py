@@ -79,16 +79,21 @@ class _Totals:
     def __init__(
         self, f: Tensor, g: Tensor, mask: Tensor, weight: Tensor, known: Tensor | None = None
     ) -> None:
-        from structgp.structures.linear_chain.compiled_draws import CHAINS_AT_ONCE
+        from structgp.structures.linear_chain.compiled_draws import PACKS_AT_ONCE
 
         (S, B, T, V), L = f.shape, LANES
         f = f.masked_fill(~mask[..., None], 0)
         top, top_g = f.amax(-1), g.amax((-1, -2))
-        K, own = max(1, S // L), min(S, L)  # fewer draws than lanes stand in several of them
-        factor = torch.exp(f - top[..., None]).view(K, own, B, T, V).permute(2, 0, 3, 4, 1)
-        self._factor = factor.repeat(1, 1, 1, 1, L // own).view(B, K, T * V * L).numpy()
+        K, own = max(1, S // L), min(S, L)
+        self._packs = packs_of(mask.sum(-1).numpy(), L // own)
+        N, G = self._packs.shape
+        factor = torch.exp(f - top[..., None]).view(K, own, B, T, V)
+        if G > 1:
+            factor = factor[:, :, torch.from_numpy(np.maximum(self._packs, 0))]
+        lanes = factor.view(K, own, N, G, T, V).permute(2, 0, 4, 5, 3, 1)
+        self._factor = lanes.reshape(N, K, T * V * L).numpy()
         edge = torch.exp(g - top_g[:, None, None]).view(K, own, V * V).mT
-        self._edge = edge.repeat(1, 1, L // own).view(K, V * V * L).numpy()
+        self._edge = edge.repeat(1, 1, G).view(K, V * V * L).numpy()
         lengths, weight = mask.sum(-1), weight.contiguous()
         self._lengths, self._weight = lengths.numpy(), weight.numpy()
         self._steps = weight @ (lengths - 1).clamp(min=0).to(weight)
@@ -98,7 +103,7 @@ class _Totals:
         within = (f[:, :, 1:-1] == -torch.inf).any(-1).any(0) & mask[:, 2:]
         self._detour = detour(g, bool(within.any()), T)
         self._known = (torch.full((B, T), -1) if known is None else known).numpy()
-        self._shape, self._units = f.shape, -(-B // CHAINS_AT_ONCE)
+        self._shape, self._units = f.shape, -(-N // PACKS_AT_ONCE)
 
     def value_and_slopes(self, f: Tensor, g: Tensor, sign: float) -> tuple[Tensor, Tensor, Tensor] | None:
         """The value, its slopes in f times ``sign``, and those of log Z in g; None where scores are too
@@ -108,8 +113,8 @@ class _Totals:
         S, B, T, V = self._shape
         log_z, wide, nodes = np.empty(B), np.empty(B), np.empty((B, T, V))
         tables = np.empty((self._units, V, V))
-        given = self._factor, self._edge, f.contiguous().numpy(), g.contiguous().numpy(), self._lengths
-        rest = self._weight, self._known, sign, log_z, wide, nodes, tables
+        given = self._factor, self._edge, self._packs, f.contiguous().numpy(), g.contiguous().numpy()
+        rest = self._lengths, self._weight, self._known, sign, log_z, wide, nodes, tables
         share(partial(draw_totals, *given, *rest), self._units, S * B * T * V * V)
         if not self._is_safe(wide, g):
             return None
@@ -123,8 +128,8 @@ class _Totals:
         S, B, T, V = self._shape
         columns = np.eye(V) if basis is None else basis.contiguous().numpy()
         wide, nodes, tables = np.empty(B), np.empty((B, T, columns.shape[1])), np.empty((B, V, V))
-        given = self._factor, self._edge, f.contiguous().numpy(), g.contiguous().numpy(), self._lengths
-        rest = columns, columns**2, wide, nodes, tables
+        given = self._factor, self._edge, self._packs, f.contiguous().numpy(), g.contiguous().numpy()
+        rest = self._lengths, columns, columns**2, wide, nodes, tables
         share(partial(draw_variances, *given, *rest), self._units, S * B * T * V * V)
         return (torch.from_numpy(nodes), torch.from_numpy(tables)) if self._is_safe(wide, g) else None
 
@@ -132,6 +137,16 @@ class _Totals:
         """Whether no number was lost. wide : (B,) as of ``draw_totals``."""
         spread = (self._width + wide.max() + g.max() - g.min()) * self._detour
         return bool(spread <= SAFE_SPREAD[torch.float64])  # not where it is nan: a draw lost its labellings
+
+
+def packs_of(lengths: np.ndarray, G: int) -> np.ndarray:
+    """(packs, G) the sequences, those of a pack of the same length; -1 in packs that are not full."""
+    if G == 1:
+        return np.arange(len(lengths))[:, None]
+    order = np.argsort(lengths, kind="stable")
+    ends = np.flatnonzero(np.diff(lengths[order])) + 1
+    found = [same[at : at + G] for same in np.split(order, ends) for at in range(0, len(same), G)]
+    return np.array([[*pack, *[-1] * (G - len(pack))] for pack in found])
 
 
 def fixed_draws(program: Program, f: Tensor, g: Tensor, y: Tensor, weight: Tensor) -> FixedDraws | None:
