@@ -96,8 +96,8 @@ class SpanDecoder:
     def all_labels(
         self, each: Sequence[Spans], p: Sequence[np.ndarray], fallback: Callable[[int], np.ndarray]
     ) -> list[np.ndarray]:
-        """``labels`` of many sequences. fallback : gives the allowed labelling of one of them, which is asked
-        for where it is needed. By compiled loops where there are any."""
+        """``labels`` of many sequences, by compiled loops where there are any. fallback : gives the allowed
+        labelling of one of them, and is called where that is needed."""
         quick = _compiled_search()
         answers: list[np.ndarray | None] = (
             [None] * len(p) if quick is None else self._by_loops(quick, each, p)

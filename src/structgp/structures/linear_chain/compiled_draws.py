@@ -18,8 +18,6 @@ from structgp.structures.graph.lanes import (
     add,
     add_four_outers,
     add_outer,
-    dot,
-    four_dots,
     invert,
     lane_sum,
     multiply,
@@ -28,34 +26,15 @@ from structgp.structures.graph.lanes import (
     scale_by,
 )
 from structgp.structures.linear_chain.lane_exp import exp_in_place
+from structgp.structures.linear_chain.lane_rows import FOUR, aligned, step
 
 L = LANES
-FOUR, LOG_2 = 4, math.log(2)
+LOG_2 = math.log(2)
 CHAINS_AT_ONCE = 16
 """Sequences of a unit of work. Slopes of the table are summed unit by unit, so that the result does not
 depend on the number of threads."""
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
-
-
-@_compiled
-def _room(n: int) -> Any:
-    """n numbers that begin where a cache line does, with room behind them for the last block of four."""
-    whole = np.zeros(n + (FOUR + 1) * L)
-    first = (-(whole.ctypes.data // 8)) % L
-    return whole[first:]
-
-
-@_compiled
-def _step(table: Any, along: int, across: int, V: int, told: Any, out: Any, o: int) -> None:
-    """out[o + L j] <- the sum over i of told[L i] table[along i + across j]."""
-    row = 0
-    while row + FOUR <= V:
-        four_dots(out, o + L * row, V, told, table, across * row, along, across)
-        row += FOUR
-    while row < V:
-        dot(out, o + L * row, V, told, table, across * row, along)
-        row += 1
 
 
 @_compiled
@@ -89,7 +68,7 @@ def _forward(
     for t in range(n):
         at = t * VL
         if t:
-            _step(table, VL, L, V, alpha[at - VL :], prior, at)
+            step(table, VL, L, V, alpha[at - VL :], prior, at)
         for v in range(V):
             scale_by(node, at + L * v, factor, at + L * v, level[t, v])
             multiply(alpha, at + L * v, prior, at + L * v, node, at + L * v)
@@ -114,7 +93,7 @@ def _backward(
     for t in range(n - 1, -1, -1):
         at = t * VL
         if t < n - 1:
-            _step(table, L, VL, V, passed[at + VL :], room, 0)
+            step(table, L, VL, V, passed[at + VL :], room, 0)
         for v in range(V):
             here = at + L * v
             multiply(passed, here, node, here, inverse, t * L)
@@ -154,8 +133,9 @@ def draw_totals(
     : (K, V V L), exponentials of the scores of transitions."""
     B, T, V = mean.shape
     K, VL = len(table), mean.shape[2] * L
-    node, prior, alpha, passed = _room(T * VL), _room(T * VL), _room(T * VL), _room(T * VL)
-    inverse, room, summed = _room(T * L), _room(max(V, 3) * L), _room(T * VL)
+    node, prior = aligned(T * VL, mean), aligned(T * VL, mean)
+    alpha, passed = aligned(T * VL, mean), aligned(T * VL, mean)
+    inverse, room, summed = aligned(T * L, mean), aligned(max(V, 3) * L, mean), aligned(T * VL, mean)
     level, edges = np.empty((T, V)), np.empty((K, V * VL))
     for unit in range(first, last):
         edges[:] = 0
