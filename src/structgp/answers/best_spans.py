@@ -98,6 +98,8 @@ class SpanDecoder:
     ) -> list[np.ndarray]:
         """``labels`` of many sequences, by compiled loops where there are any. fallback : gives the allowed
         labelling of one of them, and is called where that is needed."""
+        if not p:
+            return []
         quick = _compiled_search()
         answers: list[np.ndarray | None] = (
             [None] * len(p) if quick is None else self._by_loops(quick, each, p)
