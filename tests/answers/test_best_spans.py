@@ -107,6 +107,7 @@ def test_many_sequences_at_once(classes: list[str], with_rules: bool) -> None:
 
     found = decoder.all_labels(each, p, fallback)
     assert [x.tolist() for x in found] == [x.tolist() for x in expected]
+    assert decoder.all_labels([], [], fallback) == []
     assert len(asked) < len(p)
     assert bool(asked) or not with_rules
 

@@ -49,6 +49,11 @@ LEAST_COUNTED = 0.005
 more of them than tokens."""
 
 
+WORTH_COMPILING = 1_600
+"""Tokens times pairs of labels from which compiled loops pay: as many as make those for span probabilities
+pay, which have 32 draws of each. With fewer, a short command need not wait for numba."""
+
+
 @dataclass(frozen=True)
 class SpanDecoder:
     """classes : labels; boundaries : of them; threshold : of a span's probability, above which it is worth
@@ -96,9 +101,10 @@ class SpanDecoder:
     def all_labels(
         self, each: Sequence[Spans], p: Sequence[np.ndarray], fallback: Callable[[int], np.ndarray]
     ) -> list[np.ndarray]:
-        """``labels`` of many sequences. fallback : gives the allowed labelling of one of them, which is
-        asked for where it is needed. By compiled loops where there are any."""
-        quick = _compiled_search()
+        """``labels`` of many sequences, by compiled loops where there are any. fallback : gives the allowed
+        labelling of one of them, and is called where that is needed."""
+        work = sum(map(len, p)) * len(self.classes) ** 2
+        quick = _compiled_search() if work >= WORTH_COMPILING else None
         answers: list[np.ndarray | None] = (
             [None] * len(p) if quick is None else self._by_loops(quick, each, p)
         )
@@ -122,11 +128,12 @@ class SpanDecoder:
         labels, found = np.empty(begin[-1], np.int64), np.zeros(len(p), bool)
         rules = self.follows & parts, self.follows & ~parts
         types = np.flatnonzero(~inside.any(0)), np.nonzero(inside)[1], np.append(0, inside.sum(1).cumsum())
-        worth, span_begin = (
+        each_span = (
+            spans,
             known[order, 3] - self.threshold,
             np.append(0, np.cumsum(n_spans, dtype=np.int64)),
         )
-        search(bonus, begin, *rules, *types, spans, worth, span_begin, labels, found)
+        search(bonus, begin, *rules, *types, *each_span, labels, found)
         return [x if there else None for x, there in zip(np.split(labels, begin[1:-1]), found, strict=True)]
 
     def _search(self, spans: Spans, p: np.ndarray) -> np.ndarray | None:

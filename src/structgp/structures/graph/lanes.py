@@ -82,32 +82,6 @@ def dot(_: Any, out: Any, o: Any, n: Any, a: Any, b: Any, j: Any, step: Any) -> 
 
 
 @intrinsic
-def dots_apart(
-    _: Any, out: Any, o: Any, n: Any, a: Any, i: Any, along: Any, b: Any, j: Any, step: Any
-) -> Any:
-    """out[o + L r] <- the sum of a[i + L r + along m] b[j + L r + step m] over m < n, for r = 0, 1, 2, 3:
-    four sums keep the multipliers busy."""
-    i64 = types.int64
-
-    @written(out, i64, i64, a, i64, i64, b, i64, i64)
-    def found(to: Code) -> None:
-        sums = [cgutils.alloca_once_value(to.builder, to.constant(0)) for _ in range(4)]
-        with cgutils.for_range(to.builder, to.arguments[2]) as loop:
-            first = to.after(4, loop.index, to.arguments[5])
-            second = to.after(7, loop.index, to.arguments[8])
-            for so_far in sums:
-                product = to.times(to.load(3, first), to.load(6, second))
-                to.builder.store(to.plus(to.builder.load(so_far), product), so_far)
-                first, second = (to.builder.add(place, to.lanes) for place in (first, second))
-        place = to.arguments[1]
-        for so_far in sums:
-            to.store(to.builder.load(so_far), 0, place)
-            place = to.builder.add(place, to.lanes)
-
-    return found
-
-
-@intrinsic
 def row_sum(_: Any, out: Any, o: Any, n: Any, a: Any, i: Any) -> Any:
     """out[o] <- the sum of a[i + L m] over m < n."""
 

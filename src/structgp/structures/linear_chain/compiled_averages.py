@@ -14,10 +14,8 @@ from numba import njit
 from structgp.structures.graph.lane_code import SINGLE_LANES
 from structgp.structures.graph.lanes import (
     add,
-    dot,
     eight_sums,
     extremes,
-    four_dots,
     four_sums,
     invert,
     largest_square,
@@ -26,9 +24,10 @@ from structgp.structures.graph.lanes import (
     scale,
 )
 from structgp.structures.linear_chain.lane_exp import exp_in_place
+from structgp.structures.linear_chain.lane_rows import FOUR, aligned, step
 
 L = SINGLE_LANES
-FOUR, LARGEST = 4, np.float32(60)
+LARGEST = np.float32(60)
 _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 _reordered = njit(
     cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz", "nnan"}
@@ -44,27 +43,6 @@ def _inner(x: Any, y: Any) -> Any:
 
 
 @_compiled
-def _room(n: int) -> Any:
-    """n numbers that begin where a cache line does, with room behind them for the last block of four
-    rows."""
-    whole = np.zeros(n + (FOUR + 1) * L, np.float32)
-    first = (-(whole.ctypes.data // 4)) % L
-    return whole[first:]
-
-
-@_compiled
-def _step(table: Any, along: int, across: int, V: int, told: Any, out: Any, o: int) -> None:
-    """out[o + L j] <- the sum over i of told[L i] table[along i + across j]."""
-    row = 0
-    while row + FOUR <= V:
-        four_dots(out, o + L * row, V, told, table, across * row, along, across)
-        row += FOUR
-    while row < V:
-        dot(out, o + L * row, V, told, table, across * row, along)
-        row += 1
-
-
-@_compiled
 def _messages(node: Any, table: Any, n: int, V: int, rest: Any, inverse: Any, told: Any) -> None:
     """rest (n, V, L) <- what the rest of the sequence says of each token under each draw, in any scale.
     node : (n, V, L); table : (V, V, L); inverse, told : room."""
@@ -72,7 +50,7 @@ def _messages(node: Any, table: Any, n: int, V: int, rest: Any, inverse: Any, to
     rest[:VL] = 1
     for t in range(n):
         if t:
-            _step(table, VL, L, V, told, rest, t * VL)
+            step(table, VL, L, V, told, rest, t * VL)
         for v in range(V):
             multiply(told, L * v, rest, t * VL + L * v, node, t * VL + L * v)
         row_sum(inverse, t * L, V, told, 0)
@@ -85,7 +63,7 @@ def _messages(node: Any, table: Any, n: int, V: int, rest: Any, inverse: Any, to
             multiply(told, L * v, node, (t + 1) * VL + L * v, inverse, (t + 1) * L)
             if t + 2 < n:
                 multiply(told, L * v, told, L * v, told, VL + L * v)
-        _step(table, L, VL, V, told, told, VL)
+        step(table, L, VL, V, told, told, VL)
         for v in range(V):
             multiply(rest, t * VL + L * v, rest, t * VL + L * v, told, VL + L * v)
 
@@ -185,10 +163,11 @@ def average_sequences(
     positions, mirror, longest = len(noise) // R, (V + FOUR) * half, 0
     for b in range(first, last):
         longest = max(longest, begin[b + 1] - begin[b])
-    node, rest, inverse = _room(longest * VL), _room(longest * VL), _room(longest * L)
-    told, mixed, factor = _room(2 * VL), _room((V + FOUR) * R), _room(2 * mirror)
-    weight, total, said = _room(half * L), _room(2 * VL + FOUR * L), _room(VL)
-    level, high, low = np.empty((longest, V), np.float32), _room(L), _room(L)
+    node, rest = aligned(longest * VL, table), aligned(longest * VL, table)
+    inverse = aligned(longest * L, table)
+    told, mixed, factor = aligned(2 * VL, table), aligned((V + FOUR) * R, table), aligned(2 * mirror, table)
+    weight, total, said = aligned(half * L, table), aligned(2 * VL + FOUR * L, table), aligned(VL, table)
+    level, high, low = np.empty((longest, V), np.float32), aligned(L, table), aligned(L, table)
     normal, fixed, table, open = noise.ravel(), points.ravel(), table.ravel(), np.ones(V, np.bool_)
     for b in range(first, last):
         start, n = begin[b], begin[b + 1] - begin[b]

@@ -29,34 +29,15 @@ from structgp.structures.graph.lanes import (
     scale_by,
 )
 from structgp.structures.linear_chain.lane_exp import exp_in_place
+from structgp.structures.linear_chain.lane_rows import FOUR, aligned, step
 
 L = LANES
-FOUR, LOG_2 = 4, math.log(2)
+LOG_2 = math.log(2)
 PACKS_AT_ONCE = 16
 """Packs of a unit of work. Slopes of the table are summed unit by unit, so that the result does not
 depend on the number of threads."""
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
-
-
-@_compiled
-def _room(n: int) -> Any:
-    """n numbers that begin where a cache line does, with room behind them for the last block of four."""
-    whole = np.zeros(n + (FOUR + 1) * L)
-    first = (-(whole.ctypes.data // 8)) % L
-    return whole[first:]
-
-
-@_compiled
-def _step(table: Any, along: int, across: int, V: int, told: Any, out: Any, o: int) -> None:
-    """out[o + L j] <- the sum over i of told[L i] table[along i + across j]."""
-    row = 0
-    while row + FOUR <= V:
-        four_dots(out, o + L * row, V, told, table, across * row, along, across)
-        row += FOUR
-    while row < V:
-        dot(out, o + L * row, V, told, table, across * row, along)
-        row += 1
 
 
 @_compiled
@@ -114,7 +95,7 @@ def _forward(
     for t in range(n):
         at = t * VL
         if t:
-            _step(table, VL, L, V, alpha[at - VL :], prior, at)
+            step(table, VL, L, V, alpha[at - VL :], prior, at)
         for v in range(V):
             multiply(node, at + L * v, factor, at + L * v, level, at + L * v)
             multiply(alpha, at + L * v, prior, at + L * v, node, at + L * v)
@@ -137,7 +118,7 @@ def _backward(
     for t in range(n - 1, -1, -1):
         at = t * VL
         if t < n - 1:
-            _step(table, L, VL, V, passed[at + VL :], room, 0)
+            step(table, L, VL, V, passed[at + VL :], room, 0)
         for v in range(V):
             here = at + L * v
             multiply(passed, here, node, here, inverse, t * L)
@@ -192,10 +173,20 @@ def draw_totals(
     (B, T) labels, -1 where there is none."""
     (_, T, V), G = mean.shape, packs.shape[1]
     K, VL, own, edge = len(edge), mean.shape[2] * L, L // packs.shape[1], _tables(edge, table)
-    node, prior, alpha, passed = _room(T * VL), _room(T * VL), _room(T * VL), _room(T * VL)
-    inverse, room, summed, lanes = _room(T * L), _room(max(V, 3) * L), _room(T * VL), _room(T * VL)
+    node, prior, alpha, passed = (
+        aligned(T * VL, mean),
+        aligned(T * VL, mean),
+        aligned(T * VL, mean),
+        aligned(T * VL, mean),
+    )
+    inverse, room, summed, lanes = (
+        aligned(T * L, mean),
+        aligned(max(V, 3) * L, mean),
+        aligned(T * VL, mean),
+        aligned(T * VL, mean),
+    )
     level, edges, highest = np.empty((T, V)), np.empty((K, V * VL)), np.empty(G)
-    logs, counts = _room(L), _room(L)
+    logs, counts = aligned(L, mean), aligned(L, mean)
     for unit in range(first, last):
         edges[:] = 0
         for p in range(unit * PACKS_AT_ONCE, min(len(packs), (unit + 1) * PACKS_AT_ONCE)):
@@ -237,7 +228,7 @@ def draw_totals(
 def _in_lanes(basis: Any) -> Any:
     """(R, V, L) the columns of basis (V, R), each number as often as there are lanes."""
     V, R = basis.shape
-    found = _room(R * V * L)
+    found = aligned(R * V * L, basis)
     for r in range(R):
         for v in range(V):
             found[(r * V + v) * L : (r * V + v + 1) * L] = basis[v, r]
@@ -272,11 +263,26 @@ def draw_variances(
     ``draw_totals``."""
     (_, T, V), G, R = mean.shape, packs.shape[1], basis.shape[1]
     K, VL, own, edge = len(edge), mean.shape[2] * L, L // packs.shape[1], _tables(edge, table)
-    node, prior, alpha, passed = _room(T * VL), _room(T * VL), _room(T * VL), _room(T * VL)
-    inverse, room, summed, lanes = _room(T * L), _room(max(V, 3) * L), _room(T * VL), _room(T * VL)
+    node, prior, alpha, passed = (
+        aligned(T * VL, mean),
+        aligned(T * VL, mean),
+        aligned(T * VL, mean),
+        aligned(T * VL, mean),
+    )
+    inverse, room, summed, lanes = (
+        aligned(T * L, mean),
+        aligned(max(V, 3) * L, mean),
+        aligned(T * VL, mean),
+        aligned(T * VL, mean),
+    )
     level, once, twice = np.empty((T, V)), np.empty(V * VL), np.empty(V * VL)
-    told, share, columns, squared = _room(R * L), np.empty(V), _in_lanes(basis), _room(T * R * L)
-    highest, logs, ones = np.empty(G), _room(L), _room(L)
+    told, share, columns, squared = (
+        aligned(R * L, mean),
+        np.empty(V),
+        _in_lanes(basis),
+        aligned(T * R * L, mean),
+    )
+    highest, logs, ones = np.empty(G), aligned(L, mean), aligned(L, mean)
     ones[:L] = 1
     for p in range(first * PACKS_AT_ONCE, min(len(packs), last * PACKS_AT_ONCE)):
         n = lengths[packs[p, 0]]

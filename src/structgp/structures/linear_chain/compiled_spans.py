@@ -21,6 +21,7 @@ from torch import Tensor
 from structgp.structures.graph.lane_code import LANES
 from structgp.structures.graph.lanes import add, invert, lane_sum, multiply, multiply_and_add, row_sum
 from structgp.structures.linear_chain.compiled import _compiled
+from structgp.structures.linear_chain.lane_rows import aligned
 from structgp.structures.linear_chain.span_lanes import (
     add_multiplied,
     both_sums_of_ways,
@@ -128,14 +129,6 @@ def search_spans(
 
 def _against(span: tuple[int, int, int, float]) -> float:
     return -span[3]
-
-
-@_compiled
-def _room(n: int) -> Any:
-    """n numbers that begin where a cache line does."""
-    whole = np.zeros(n + L)
-    first = (-(whole.ctypes.data // 8)) % L
-    return whole[first : first + n]
 
 
 @_compiled
@@ -326,10 +319,11 @@ def find_spans(
     for b in range(first, last):
         longest = max(longest, lengths[b])
     steps, each = (1, 0) if is_shared else (max(1, longest - 1), E * L)
-    apart, raw = (steps * E + 1) * L, _room(steps * V * VL)
-    tables, begins, passed = _room(2 * K * apart), _room(K * longest * VL), _room(K * longest * VL)
-    node, inverse, room = _room(longest * VL), _room(longest * L), _room(2 * (V + 2) * L)
-    cover, here, widest = _room(longest * n_kinds * L), _room(2 * K * VL), _room(4 * L)
+    apart, raw = (steps * E + 1) * L, aligned(steps * V * VL, f)
+    begins, passed = aligned(K * longest * VL, f), aligned(K * longest * VL, f)
+    tables = aligned(2 * K * apart, f)
+    node, inverse, room = aligned(longest * VL, f), aligned(longest * L, f), aligned(2 * (V + 2) * L, f)
+    cover, here, widest = aligned(longest * n_kinds * L, f), aligned(2 * K * VL, f), aligned(4 * L, f)
     for block in range(K if is_shared else 0):
         _put_tables(g, 0, block, 1, ways_from, ways_to, raw, tables, apart, widest)
     for b in range(first, last):
