@@ -294,6 +294,7 @@ def _encoded(
         found = find_word([list(values) for values in encoder.values], rows, y, place)
         if found is not None:
             encoder.add_parts(*found)
+        if encoder.parts is not None:
             rows = [encoder.with_parts(own) for own in rows]
     return encoder, rows
 

@@ -69,7 +69,8 @@ def by_bound(options: Options, plan: Plan, examples: Examples, generator: torch.
     # All rows: those that are enough under one length-scale leave much open under a shorter one.
     dense.whole = True
     dense.place(torch.from_numpy(tokens)[:, columns].unique(dim=0))
-    node, table = DenseWeights(kernel, (V,), basis), Table((V, V), plan.transition_sd)
+    node = DenseWeights(kernel, (V,), basis)
+    table = Table(plan.transition_labels(V), plan.transition_sd)
     node.learns_shape = True
     data = part.rows, part.y, part.encoder.pad_row, BATCH_TOKENS, part.weights
     batches = [plan.split(batch) for batch in make_batches(*data)]

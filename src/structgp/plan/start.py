@@ -252,7 +252,7 @@ def _posterior(
     V, sd = node.n_scores, plan.transition_sd if sd is None else sd
     if plan.split.next is None:
         family = FullTable if plan.posterior.value.transition_covariance == "full" else Table
-        return Posterior({"node": node, "next": family((V, V), sd)})
+        return Posterior({"node": node, "next": family(plan.transition_labels(V), sd)})
     assert isinstance(examples, Examples)
     tokens = edge_tokens(plan.split.next, examples)
     kernel = build_kernel("relevance", plan.split.next.blocks, tokens, sd**2).requires_grad_(False)
