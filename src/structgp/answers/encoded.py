@@ -137,6 +137,7 @@ class Encoded:
         n_labels = len(model.labels.classes)
         if self._scores_per_token > n_labels:
             most = max(1, most // n_labels)
+        most = min(most, max(1, MOST_SCORES // (max(1, n_draws) * self._scores_per_token)))
         fewest = min(max(1, n_draws), FEWEST_DRAWS)
         self._check_lengths(lengths, MOST_SCORES // (fewest * self._scores_per_token))
         if device == "cpu" and labels is None:  # given labels, rounding depends on how they are padded
@@ -154,9 +155,8 @@ class Encoded:
         return n_labels**2 if model.split.next is not None or featured else n_labels
 
     def _affordable(self, batch: Batch, n_draws: int) -> int:
-        """``n_draws``, or as many as there is memory for where the examples of a batch are very long. That
-        depends on the longest of them alone, and those of a batch have about the same length; one that is
-        very long has a batch for itself."""
+        """``n_draws``, or as many as there is memory for where an example is very long; it then has a batch
+        for itself, so that no other answer depends on it."""
         length = batch.mask.shape[1]
         most = max(FEWEST_DRAWS, MOST_SCORES // max(1, length * self._scores_per_token) // 2 * 2)
         if n_draws <= most:

@@ -138,7 +138,7 @@ def describe(model: StructuredGPClassifier) -> Summary:
     fitted, covered = model.model_, model.training_log_.get("vectors")
     V, edges = len(fitted.labels.classes), fitted.split.next
     mean, sd = np.zeros((V, V)), np.zeros((V, V))
-    bounds = fitted.info.get("elbo"), fitted.info.get("fresh_elbo")
+    bounds: Any = (fitted.info.get("elbo"), fitted.info.get("fresh_elbo"))
     if "next" in fitted.posterior and fitted.spec.next is not None:
         mean, sd = (x.numpy().copy() for x in fitted.posterior["next"].constant_scores())
     return Summary(

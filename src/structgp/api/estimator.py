@@ -246,7 +246,9 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         if before is not None and not same_parts:  # what was asked for may come to the same
             same_parts = taken_apart(read_examples(X, y, **given).encoder) == taken_apart(before.encoder)
         if before is not None and not (same_parts and can_go_on(plan, before, examples)):
-            message = "warm_start: the earlier fit had other labels, other columns, other parts of words or "
+            message = (
+                "warm_start: the earlier fit had other labels, other columns, other parts of words or "
+            )
             message += "another kind of posterior; this one starts from the prior"
             warnings.warn(message, StructgpWarning, stacklevel=3)
             before, examples = None, read_examples(X, y, **given)

@@ -24,12 +24,7 @@ from structgp.gp.low_rank_fit import PASSES
 from structgp.inference import Adam, LearnScales, Minibatch, Natural, Optimizer, SecondOrder
 from structgp.inference.minibatch import MANY_TOKENS
 from structgp.paper import LbfgsBlocks, MixtureFit, Preset
-from structgp.plan.label_cost import (
-    MANY_LABELS,
-    MANY_TRANSITIONS,
-    leaves_out_transitions,
-    n_transitions,
-)
+from structgp.plan.label_cost import MANY_LABELS, MANY_TRANSITIONS, leaves_out_transitions, n_transitions
 from structgp.plan.options import NAMED, Family, Inducing, Mixture, Options, Weights
 from structgp.structures import (
     BlackBox,
@@ -72,6 +67,10 @@ FOR_MANY_LABELS: dict[str, Any] = {"batch_tokens": 500, "steps": 4, "n_draws": 2
 """How weights are fitted where transitions are left out for the number of labels: a second-order fit holds
 16 draws of all scores and ten copies of all weights. On generated data of 900 tokens with 300 labels this
 took 1.3 s instead of 12 s (with contrasts 19 s), and the NLL of 600 other tokens was .85 (.80, .92)."""
+
+SETTLED_TOKEN = 0.02
+"""Nats per token by which the bound of such a fit may still change: two draws tell no less. Not chosen on
+data."""
 
 MOST_BYTES = 1 << 29
 """Memory of the covariance factors. A round holds a few times as much."""
@@ -349,9 +348,9 @@ def optimizer_of(
     """The optimiser that ``inference`` stands for, with its ``learn_scales`` settled.
 
     'auto' takes the second-order fit if the structure gives its curvature, batch by batch where weights are
-    fitted to very many tokens (``n_tokens``) or labels (``many_labels``), else natural gradients: pathwise where the structure can be
-    differentiated, surrogate plus residual where it only has values. A mixture starts from one component
-    fitted so, and goes on with Adam."""
+    fitted to very many tokens (``n_tokens``) or labels (``many_labels``), else natural gradients: pathwise
+    where the structure can be differentiated, surrogate plus residual where it only has values. A mixture
+    starts from one component fitted so, and goes on with Adam."""
     asked, reason = options.optimizer, ASKED
     if asked is None:
         weights = isinstance(family, Weights)
@@ -364,7 +363,8 @@ def optimizer_of(
         elif weights and n_tokens >= BATCHWISE_TOKENS:
             asked, reason = NAMED["minibatch"], "there is much data"
         elif weights and many_labels:
-            asked, reason = replace(NAMED["minibatch"], **FOR_MANY_LABELS), VERY_MANY_LABELS
+            batchwise: Any = NAMED["minibatch"]
+            asked, reason = replace(batchwise, **FOR_MANY_LABELS), VERY_MANY_LABELS
         elif isinstance(structure, Differences):
             reason = "values alone, and few enough of them tell slope and curvature"
     if getattr(asked, "learn_scales", None) == "auto":

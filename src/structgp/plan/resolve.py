@@ -192,6 +192,10 @@ def resolve(options: Options, examples: Examples | ShardedExamples, together: Pr
         optimizer = replace(optimizer, reason="the data is on disk, and this way needs a batch at a time")
     if isinstance(examples, Examples) and examples.given is not None:
         model["annotators"] = choices.annotators_of(examples.given, structure, optimizer.value)
+    if optimizer.reason == choices.VERY_MANY_LABELS:
+        settled = choices.SETTLED_TOKEN * examples.n_tokens / examples.n_sequences
+        value = replace(optimizer.value, tolerance=settled)  # type: ignore[type-var]
+        optimizer = replace(optimizer, value=value)
     if isinstance(optimizer.value, Minibatch):
         optimizer = replace(optimizer, value=optimizer.value.paced(examples.n_tokens))
     scales = "the fit learns the kernel" if on_bound else "the fit does not learn the kernel"

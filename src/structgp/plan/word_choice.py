@@ -46,7 +46,9 @@ def warn_of_parts(options: Options, encoder: FeatureEncoder, stacklevel: int) ->
     """A warning where a model goes on with other parts of words than are asked for."""
     if not parts_stay(options, encoder):
         has = f"those of {taken_apart(encoder)!r}" if encoder.parts is not None else "none"
-        message = f"word_parts: {options.word_parts!r} is not heeded: the model has learned from data that it "
+        message = (
+            f"word_parts: {options.word_parts!r} is not heeded: the model has learned from data that it "
+        )
         message += f"does not remember, and keeps the parts of words that it has ({has}); fit all data anew"
         warnings.warn(message, StructgpWarning, stacklevel=stacklevel + 1)
 
