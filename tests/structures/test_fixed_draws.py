@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
+from structgp.inference.fixed_batch import MOST_IN_VAIN, FixedBatch
 from structgp.structures import Chain, Rules
 from structgp.structures.linear_chain import messages
 
@@ -123,3 +124,17 @@ def test_only_where_it_is_known_to_be_right():
     assert Own().fixed_draws(f, g, *rest) is None
     assert Chain().fixed_draws(f[:6], g[:6], *rest) is None  # no whole vectors of draws
     assert Chain().fixed_draws(f.float(), g.float(), *rest) is None
+
+
+def test_what_fails_again_and_again_is_not_tried_any_more() -> None:
+    """Constraints with missing labels can make all scores too wide for compiled sums."""
+    tries = []
+
+    class TooWide:
+        def value_and_slopes(self, *scores: object) -> None:
+            tries.append(scores)
+
+    batch = FixedBatch.__new__(FixedBatch)
+    batch._blocks, batch._draws = [], TooWide()
+    assert [batch.slopes([]) for _ in range(5)] == [None] * 5
+    assert len(tries) == MOST_IN_VAIN
