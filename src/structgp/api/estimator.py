@@ -297,7 +297,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
             return self._run(options, examples, plan, None, callback, memory=new)
         whole = new and new.after(getattr(self, "memory_", None))
         if whole:
-            del known["encoder"]  # which features tell something is asked of all data
+            known["encode_anew"] = True  # words are looked for in all data
             examples = read_examples(whole.X, whole.y, weights=whole.weights, **given, **known)
             plan, examples = adopt(options, resolve(options, examples), examples, before.info)
             settled = None if examples.n_tokens > GROWTH * whole.weighed else before.info
