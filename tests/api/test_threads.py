@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError
@@ -97,3 +100,24 @@ def test_data_is_encoded_once_for_each_need(
     fitted.evaluate(data.X[20:], data.y[20:])
     # With unknown values told apart for whole labellings; before that quickly, where labels need no more.
     assert seen in ([(10, True)], [(10, False), (10, True)])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_answers_after_its_parent_has() -> None:
+    """In a process of its own, whose torch has two threads."""
+    program = """
+import os, signal, torch
+torch.set_num_threads(2)
+import structgp
+model = structgp.StructuredGPClassifier(n_draws=0).fit([[{"w": "a"}, {"w": "b"}]] * 2, [["A", "B"]] * 2)
+torch.randn(3_000_000).exp().sum(), model.predict([[{"w": "a"}]])
+child = os.fork()
+if child == 0:
+    signal.alarm(30)  # ends the child where it waits for threads that it does not have
+    torch.randn(3_000_000).exp().sum(), model.predict([[{"w": "a"}]])
+    os._exit(0)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    free = {name: value for name, value in os.environ.items() if not name.startswith("OMP_NUM")}
+    found = subprocess.run([sys.executable, "-W", "ignore", "-c", program], env=free, timeout=120)
+    assert found.returncode == 0

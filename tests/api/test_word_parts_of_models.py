@@ -12,6 +12,7 @@ import structgp
 from structgp import Prior, StructuredGPClassifier, describe, explain
 from structgp.answers.file_checks import _check_encoder
 from structgp.cli import main
+from structgp.data import shards
 from structgp.data.json_form import FormError
 from structgp.data.word_parts import feature_name
 from structgp.errors import InputError
@@ -125,3 +126,53 @@ def test_the_command_line_says_which_words_are_taken_apart(tmp_path, given, foun
     assert result.exit_code == 0, result.output
     plan = structgp.load(tmp_path / "m.sgp").training_log_["plan"]
     assert plan["word_parts"]["value"] == found
+
+
+def test_a_warm_start_with_other_parts_starts_from_the_prior(tagger):
+    X, y = data(20, 0)
+    for asked, found in (("before", "before"), (None, None)):
+        again = StructuredGPClassifier(prior=BAYES, warm_start=True).fit(X, y)
+        again.set_params(word_parts=asked)
+        with pytest.warns(structgp.StructgpWarning, match="other parts of words"):
+            again.fit(X, y)
+        plan = again.training_log_["plan"]["word_parts"]
+        assert (plan["value"], plan["reason"]) == (found, "asked for")
+
+
+def test_a_model_that_goes_on_says_that_it_keeps_its_parts(tagger, tmp_path):
+    tagger.save(tmp_path / "m.sgp")
+    again = structgp.load(tmp_path / "m.sgp").set_params(word_parts=None)
+    with pytest.warns(structgp.StructgpWarning, match=r"word_parts: None is not heeded.*those of 'word'"):
+        again.partial_fit(*data(5, 4))
+    plan = again.training_log_["plan"]["word_parts"]
+    assert (plan["value"], plan["reason"]) == ("word", "as in the earlier fit")
+
+
+def test_parts_are_found_when_all_data_that_are_remembered_show_them():
+    X, y = data(20, 0)
+    same = [[{"word": f"w{t}", "before": "_"} for t in range(4)]] * 3, [["NOUN", "VERB"] * 2] * 3
+    grown = StructuredGPClassifier(prior=BAYES).partial_fit(*same)
+    assert grown.training_log_["plan"]["word_parts"]["value"] is None
+    grown.partial_fit(X, y)
+    assert grown.training_log_["plan"]["word_parts"]["value"] == "word"
+    grown.set_params(word_parts="before").partial_fit(*data(2, 5))
+    assert grown.training_log_["plan"]["word_parts"]["value"] == "before"
+
+
+def test_a_users_own_feature_may_have_the_name_of_a_part():
+    X, y = data(20, 0)
+    own = [[{**token, "last letter of word": token["before"][-1]} for token in x] for x in X]
+    model = StructuredGPClassifier(prior=BAYES).fit(own, y)
+    templates = model.model_.encoder.templates
+    assert len(set(templates)) == len(templates)
+    assert "last 2 letters of word" in templates
+    assert model.predict(own) == y
+
+
+def test_shards_have_no_parts_and_say_so(tmp_path):
+    X, y = data(20, 0)
+    kept = shards.write(list(zip(X, y, strict=True)), tmp_path / "shards")
+    plan = StructuredGPClassifier().fit(kept).training_log_["plan"]["word_parts"]
+    assert (plan["value"], plan["reason"]) == (None, "shards hold features as they were written")
+    with pytest.raises(InputError, match=r"^word_parts: parts of 'word' are asked for, and shards hold"):
+        StructuredGPClassifier(word_parts="word").fit(kept)

@@ -100,6 +100,7 @@ CASES: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], None]]
     "a count of minus infinity": ("annotators", _set(float("-inf"), "annotators", "counts", 0, 0, 1, 0)),
     "annotators of other labels": ("annotators", _set(["x"], "annotators", "classes")),
     "a threshold of text": ("weights", _set("high", "info", "threshold")),
+    "a bound that is a list": ("weights", _set([0, 0], "info", "fresh_elbo")),
     "NaN as a mean": ("weights", _values("node.m", float("nan"))),
     "an infinite length-scale": ("dense", _values("node.kernel.log_length", float("inf"))),
     "a scale that overflows": ("weights", _values("node.kernel.log_scale", 1e4)),
@@ -123,6 +124,13 @@ def test_a_signed_file_that_does_not_fit(case: str, files: dict[str, bytes], tmp
     assert len(str(caught.value)) < 600
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 200_000, "kilobytes"
+
+
+def test_a_log_without_bounds(files: dict[str, bytes], tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    path.write_bytes(changed(files["weights"], lambda h, _: h["info"].pop("elbo")))
+    assert models.answers(str(path), "weights") == "answered"
+    assert "evidence lower bound" not in str(structgp.describe(structgp.load(path)))
 
 
 def test_brackets_without_end(files: dict[str, bytes], tmp_path: Path) -> None:

@@ -159,6 +159,34 @@ def test_transitions_that_were_hardly_seen_are_left_out(monkeypatch: pytest.Monk
         StructuredGPClassifier(n_draws=2).fit(more, every * 2, callback=lambda info: True)
 
 
+def test_very_many_labels_are_fitted_batch_by_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without contrasts, and without a table of transitions that nothing reads: V^2 numbers each."""
+    monkeypatch.setattr(label_cost, "MANY_TRANSITIONS", 1e4)
+    for module in (label_cost, choices):
+        monkeypatch.setattr(module, "MANY_LABELS", 30)
+    labels = [f"l{k}" for k in range(30)]
+    tokens, every = [[{"w": label} for label in labels]] * 2, [labels] * 2
+    with pytest.warns(StructgpWarning, match="30 labels: 60 tokens show next to nothing of 900"):
+        model = StructuredGPClassifier().fit(tokens, every)
+    plan = model.training_log_["plan"]
+    assert plan["basis"]["value"] == "label"
+    assert (plan["optimizer"]["value"], plan["optimizer"]["reason"]) == (
+        "minibatch",
+        "there are very many labels",
+    )
+    assert model.model_.posterior["next"].m.numel() == 1
+    assert model.predict(tokens) == every
+    assert structgp.describe(model).transitions.shape == (30, 30)
+    model.save(tmp_path / "model")
+    again = structgp.load(tmp_path / "model")
+    assert again.predict_marginals(tokens) == model.predict_marginals(tokens)
+    again.partial_fit([[{"w": "new"}, {"w": "l3"}]], [["l30", "l3"]])
+    assert "l30" in again.classes_.tolist()
+    assert again.predict([[{"w": "l3"}]]) == [["l3"]]
+
+
 def test_going_on_keeps_the_transitions(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = [f"l{k}" for k in range(12)]
     tokens, every = [[{"w": label} for label in labels]] * 10, [labels] * 10
@@ -242,9 +270,18 @@ def test_carriage_returns_alone() -> None:
 def test_a_sequence_that_would_take_too_much_memory(
     fitted: StructuredGPClassifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoded, "MOST_SCORES", 2 * 128 * 50)
+    """It has fewer draws, and no other answer changes; beyond the fewest it is refused."""
     long = copy.copy(fitted).set_params(n_draws=128)
+    alone = long.predict_marginals([X[0]])
+    monkeypatch.setattr(encoded, "MOST_SCORES", 2 * 16 * 50)
     with pytest.raises(InputError, match=r"^X\[1\]: an example of 60 tokens .* at most 50, or use fewer"):
         long.predict_marginals([X[0], X[0] * 30])
-    assert len(long.predict_marginals([X[0] * 25])[0]) == 50
-    assert len(long.set_params(n_draws=0).predict_marginals([X[0] * 30])[0]) == 60
+    with pytest.warns(StructgpWarning, match="an example of 50 tokens: its answers average over 16 draws"):
+        found = long.predict_marginals([X[0], X[0] * 25])
+    assert found[:1] == alone
+    assert len(found[1]) == 50
+    assert all(sum(p.values()) == pytest.approx(1) for p in found[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(long.predict_marginals([X[0] * 3])[0]) == 6
+        assert len(long.set_params(n_draws=0).predict_marginals([X[0] * 30])[0]) == 60

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
+from structgp.inference.fixed_batch import MOST_IN_VAIN, FixedBatch
 from structgp.structures import Chain, Rules
 from structgp.structures.linear_chain import messages
 from structgp.structures.linear_chain.fixed_draws import packs_of
@@ -153,3 +154,17 @@ def test_variances_are_the_curvature(seed, S, B, T, V, missing, contrasts):
     wanted = Chain().local_curvature(f + mean_f, g + mean_g, y, mask, basis)
     torch.testing.assert_close(found[0], wanted.node, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(found[1], wanted.next, rtol=1e-9, atol=1e-9)
+
+
+def test_what_fails_again_and_again_is_not_tried_any_more() -> None:
+    """Constraints with missing labels can make all scores too wide for compiled sums."""
+    tries = []
+
+    class TooWide:
+        def value_and_slopes(self, *scores: object) -> None:
+            tries.append(scores)
+
+    batch = FixedBatch.__new__(FixedBatch)
+    batch._blocks, batch._draws = [], TooWide()
+    assert [batch.slopes([]) for _ in range(5)] == [None] * 5
+    assert len(tries) == MOST_IN_VAIN

@@ -3,6 +3,7 @@ labels and answers get the shape of the examples."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +20,7 @@ from structgp.data.batch import Batch, by_length, pad
 from structgp.data.examples import UNSEEN, as_label_lists, by_layer, check_labels, node_labels
 from structgp.data.graphs import Shape
 from structgp.data.links import Links
-from structgp.errors import InputError
+from structgp.errors import InputError, StructgpWarning
 from structgp.structures import Declared
 
 if TYPE_CHECKING:
@@ -32,9 +33,12 @@ Known: TypeAlias = Sequence[Sequence[str | None]] | Annotations
 BATCH_TOKENS, CACHED_NUMBERS = 2_000, 800_000
 """Most tokens of a batch, and most node scores of all its draws, so that they fit into a cache."""
 
-MOST_SCORES = 1 << 28
-"""Scores of an example under all draws, at most: two gigabytes, and an answer takes up to
-three times that."""
+MOST_SCORES = 1 << 26
+"""Scores of an example under all its draws, at most: half a gigabyte, and an answer takes up to three times
+that. Of a longer example there are fewer draws, and a warning."""
+
+FEWEST_DRAWS = 16
+"""As many stand for the posterior in a fit. An example that is too long even for them is refused."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +104,8 @@ class Encoded:
         if known is not None or model.constraints is not None:
             labels = self._checked(known)
         n_draws = question.n_draws if n_draws is None else n_draws
-        draws = model.draws(n_draws, question.device)
         for batch in self._batches([len(r) for r in self.rows], labels, n_draws):
+            draws = model.draws(self._affordable(batch, n_draws), question.device)
             at = draws.potentials(model.structure, batch, question.shift)
             if model.rules is not None and isinstance(model.structure, Declared):
                 self._check_graphs(batch, at, known is not None)
@@ -131,17 +135,36 @@ class Encoded:
     ) -> Iterator[Batch]:
         model, most, device = self.model, BATCH_TOKENS, self.question.device
         n_labels = len(model.labels.classes)
-        featured = self.links is not None and any(model.split.views[1:])
-        scores = max(1, n_draws) * n_labels
-        if model.split.next is not None or featured:  # a table of scores for each token
-            most, scores = max(1, most // n_labels), scores * n_labels
-        self._check_lengths(lengths, MOST_SCORES // scores)
+        if self._scores_per_token > n_labels:
+            most = max(1, most // n_labels)
+        most = min(most, max(1, MOST_SCORES // (max(1, n_draws) * self._scores_per_token)))
+        fewest = min(max(1, n_draws), FEWEST_DRAWS)
+        self._check_lengths(lengths, MOST_SCORES // (fewest * self._scores_per_token))
         if device == "cpu" and labels is None:  # given labels, rounding depends on how they are padded
             most = min(most, max(1, CACHED_NUMBERS // (n_labels * max(1, n_draws))))
         for index in by_length(lengths, most):
             batch = pad(self.rows_apart, labels, model.encoder.pad_row, index, None, self.n_layers)
             batch = model.split(batch) if self.links is None else model.split(batch, self.rows, self.links)
             yield batch if device == "cpu" else batch.to(device)
+
+    @property
+    def _scores_per_token(self) -> int:
+        """Under one draw: one per label, or a table of them where tuples have features."""
+        model, n_labels = self.model, len(self.model.labels.classes)
+        featured = self.links is not None and any(model.split.views[1:])
+        return n_labels**2 if model.split.next is not None or featured else n_labels
+
+    def _affordable(self, batch: Batch, n_draws: int) -> int:
+        """``n_draws``, or as many as there is memory for where an example is very long; it then has a batch
+        for itself, so that no other answer depends on it."""
+        length = batch.mask.shape[1]
+        most = max(FEWEST_DRAWS, MOST_SCORES // max(1, length * self._scores_per_token) // 2 * 2)
+        if n_draws <= most:
+            return n_draws
+        message = f"an example of {length:,} tokens: its answers average over {most} draws, not {n_draws}, "
+        message += "for want of memory; shorter parts have them all"
+        warnings.warn(message, StructgpWarning, stacklevel=2)
+        return most
 
     def require(self, ability: str, what: str, place: str = "predict_with", use: str = "chain") -> None:
         """InputError where the structure that answers lacks an ability."""

@@ -49,6 +49,8 @@ INFO = {
     "label_counts?": {str: NUMBER},
     "error_ratio?": (None, [NUMBER]),
     "held_out?": (None, HELD_OUT),
+    "elbo?": (None, NUMBER),
+    "fresh_elbo?": (None, NUMBER),
     "kernel_scales?": (None, {str: (None, NUMBER, {str: NUMBER})}),
     "length_scales?": (None, NUMBER, [(None, NUMBER)]),
 }
@@ -111,7 +113,8 @@ def check_header(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
     if list(found) != list(expected) or len(found) < len(header["posterior"]):
         raise FormError("posterior and structure do not have the same templates")
     for name, shape in expected.items():
-        if found[name] != shape:
+        left_out = name == "next" and spec.next is None and found[name] == (1, 1)
+        if found[name] != shape and not left_out:
             raise FormError(f"the template {name[:50]!r} has scores for other labels")
     for block in header["posterior"]:
         _check_kernel_size(block, own_tensors(block["template"], tensors))
@@ -130,7 +133,7 @@ def label_shapes(spec: Spec, classes: Sequence[str]) -> dict[str, tuple[int, ...
             if not all(layer in spans for layer in layers):
                 raise FormError(f"the template {template.name[:50]!r} has layers that do not exist")
             found[template.name] = tuple(stop - start for start, stop in (spans[w] for w in layers))
-    if spec.is_chain:  # transitions that are left out have scores of 0
+    if spec.is_chain:  # transitions that are left out have scores of 0, or one score that nothing reads
         found["next"] = (len(classes),) * 2
     return found
 

@@ -76,8 +76,8 @@ def _best(gain: Tensor, p: Tensor, layout: Any, rules: Rules | None, structure: 
     return Chain(rules).decode(scores, free, mask)[0]
 
 
-MOST_NUMBERS = 1 << 28
-"""That the recursion for the n best labellings may keep, 2 GB: n T V^2 of each sequence."""
+MOST_NUMBERS = 1 << 27
+"""That the recursion for the n best labellings may keep, 1 GB: n T V^2 of each sequence."""
 
 
 def at_most(n: int, at: Potentials) -> int:

@@ -138,7 +138,8 @@ def describe(model: StructuredGPClassifier) -> Summary:
     fitted, covered = model.model_, model.training_log_.get("vectors")
     V, edges = len(fitted.labels.classes), fitted.split.next
     mean, sd = np.zeros((V, V)), np.zeros((V, V))
-    if "next" in fitted.posterior:
+    bounds: Any = (fitted.info.get("elbo"), fitted.info.get("fresh_elbo"))
+    if "next" in fitted.posterior and fitted.spec.next is not None:
         mean, sd = (x.numpy().copy() for x in fitted.posterior["next"].constant_scores())
     return Summary(
         dict(fitted.info.get("kernel_scales") or {}),
@@ -153,7 +154,7 @@ def describe(model: StructuredGPClassifier) -> Summary:
         {} if fitted.spec.is_chain else tables_of(fitted),
         _by_layer(fitted),
         fitted.annotators,
-        (fitted.info["elbo"], fitted.info["fresh_elbo"]) if "fresh_elbo" in fitted.info else None,
+        None if None in bounds else bounds,
     )
 
 

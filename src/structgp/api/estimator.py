@@ -41,7 +41,7 @@ from structgp.plan.resolve import Plan, as_before, check_together, going_on, pla
 from structgp.plan.run import Fit, check_dev, check_shards
 from structgp.plan.start import start_of
 from structgp.plan.usefulness import numbers_in_bounds
-from structgp.plan.word_choice import parts_wanted
+from structgp.plan.word_choice import parts_stay, parts_wanted, taken_apart, warn_of_parts
 
 
 class StructuredGPClassifier(Fitted, BaseEstimator):
@@ -242,9 +242,14 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
             known = {"encoder": before.encoder, "classes": before.labels.classes}
         examples = read_examples(X, y, **given, **known, stacklevel=5)
         plan = resolve(options, examples, together)
-        if before is not None and not can_go_on(plan, before, examples):
-            message = "warm_start: the earlier fit had other labels, other columns or another kind of "
-            message += "posterior; this one starts from the prior"
+        same_parts = before is None or parts_stay(options, before.encoder)
+        if before is not None and not same_parts:  # what was asked for may come to the same
+            same_parts = taken_apart(read_examples(X, y, **given).encoder) == taken_apart(before.encoder)
+        if before is not None and not (same_parts and can_go_on(plan, before, examples)):
+            message = (
+                "warm_start: the earlier fit had other labels, other columns, other parts of words or "
+            )
+            message += "another kind of posterior; this one starts from the prior"
             warnings.warn(message, StructgpWarning, stacklevel=3)
             before, examples = None, read_examples(X, y, **given)
             plan = resolve(options, examples, together)
@@ -292,12 +297,14 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
             return self._run(options, examples, plan, None, callback, memory=new)
         whole = new and new.after(getattr(self, "memory_", None))
         if whole:
+            known["encode_anew"] = True  # words are looked for in all data
             examples = read_examples(whole.X, whole.y, weights=whole.weights, **given, **known)
             plan, examples = adopt(options, resolve(options, examples), examples, before.info)
             settled = None if examples.n_tokens > GROWTH * whole.weighed else before.info
             self._run(options, examples, plan, None, callback, settled=settled, memory=whole)
             self.model_ = replace(self.model_, extra=dict(before.extra))
             return self
+        warn_of_parts(options, before.encoder, stacklevel=2)
         plan, examples = adopt(
             options, going_on(options, examples, before.posterior), examples, before.info
         )

@@ -187,10 +187,11 @@ def _transition(fitted: Model, row: np.ndarray, beside: Tensor, a: int, b: int, 
     """From how probable each label (column) is beside the token, for each label of the token (row). row :
     (W,) features of the transition's second token."""
     i, j = int(beside[a].argmax()), int(beside[b].argmax())
-    edge = fitted.split.next
+    edge, names = fitted.split.next, fitted.labels.classes
+    if fitted.spec.next is None:  # constraints alone
+        return Transition(names[i], names[j], 0.0, 0.0)
     rows = None if edge is None else edge.select(torch.from_numpy(row)[None])
     mean, sd = (found[0] if after else found[0].T for found in fitted.posterior["next"].scores_at(rows))
-    names = fitted.labels.classes
     score, spread = mean[a, i] - mean[b, j], (sd[a, i].square() + sd[b, j].square()).sqrt()
     return Transition(names[i], names[j], float(score), float(spread))
 

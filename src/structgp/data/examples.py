@@ -242,6 +242,7 @@ def read_examples(
     constraints: Any = None,
     encoder: FeatureEncoder | None = None,
     classes: Sequence[str] = (),
+    encode_anew: bool = False,
     spec: Any = None,
     stacklevel: int = 4,
 ) -> Examples:
@@ -250,6 +251,7 @@ def read_examples(
     word_parts : whether a new encoder also takes words apart, or the name of the template to take apart.
     spec : of a structure that is not a chain. encoder : a fitted one to extend by the new features, None
     for a new one; classes : labels besides those of y, which with an encoder come first, in their order.
+    encode_anew : whether the encoder is a new one all the same, for X that holds all that the old one saw.
     Sequences without any label (with a warning, at ``stacklevel``) or weight become empty ones."""
     shapes = None if spec is None else [shape_of(x, spec.form, f"X[{n}]") for n, x in enumerate(X)]
     annotations, y = (y, []) if isinstance(y, Annotations) else (None, y)
@@ -277,7 +279,7 @@ def read_examples(
     labels = LabelEncoder([*known, *sorted({*classes, *found} - set(known), key=order)], whole)
     _check_classes(labels.classes, spec)
     encoded, given = labels.transform(labels_of), None
-    encoder, rows = _encoded(X, encoded, encoder, features, word_parts)
+    encoder, rows = _encoded(X, encoded, None if encode_anew else encoder, features, word_parts)
     rules = None if constraints is None else declared_rules(constraints, labels.classes, spec)
     if annotations is not None and said is not None:
         given = Given.read(said, annotations.names, labels.classes, annotations.sequential)
@@ -309,6 +311,7 @@ def _encoded(
         found = find_word([list(values) for values in encoder.values], rows, y, place)
         if found is not None:
             encoder.add_parts(*found)
+        if encoder.parts is not None:
             rows = [encoder.with_parts(own) for own in rows]
     return encoder, rows
 

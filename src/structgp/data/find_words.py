@@ -22,8 +22,9 @@ OPEN = 0.5
 """Share of values seen once, at least. Not chosen on data: of words of a few hundred sentences, two thirds
 to four fifths are."""
 
-MOST_TOKENS = 10_000
-"""Tokens that are looked at, the first ones."""
+MOST_TOKENS, MOST_SCORES = 10_000, 2_000_000
+"""Tokens that are looked at, the first ones; and tokens times labels, of which some twenty arrays are made
+(16 MB each)."""
 
 SHARE = 0.7
 """Of what a feature tells by itself, if it is told together with others: they overlap. Not chosen on
@@ -121,8 +122,10 @@ def _tokens(
     """(N, P) value ids and (N,) labels of tokens that have one, and (2, n, P) value ids of the first and
     the last token of each sequence. Where tokens have labels of several layers, those of the first."""
     some, n = [(np.empty((0, n_templates)), np.empty(0, np.int64))], 0
+    n_labels = 1 + max((int(labels.max()) for labels in y if len(labels)), default=0)
+    most = min(MOST_TOKENS, MOST_SCORES // max(1, n_labels))
     for row, labels in zip(rows, y, strict=True):
-        if n < MOST_TOKENS and len(row):
+        if n < most and len(row):
             some.append((row[:, :n_templates], labels[: len(row)]))
             n += len(row)
     ids, labels = (np.concatenate(of) for of in zip(*some, strict=True))

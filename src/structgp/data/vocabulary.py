@@ -104,7 +104,11 @@ class Vocabulary(RowLayout):
         return self.templates[: len(self.templates) - (len(self.parts.kinds) if self.parts else 0)]
 
     def add_parts(self, word: int, kinds: Sequence[int]) -> None:
-        """Makes parts of the values of template ``word`` templates of their own, behind the others."""
+        """Makes parts of the values of template ``word`` templates of their own, behind the others. A part
+        whose name is that of a template already is left out: the user has made it."""
+        kinds = [k for k in kinds if f"{PARTS[k]} of {self.templates[word]}" not in self.templates]
+        if not kinds:
+            return
         self.parts = WordParts(word, tuple(kinds))
         self.parts.learn(self.values[word])
         self.templates = [*self.templates, *(f"{PARTS[k]} of {self.templates[word]}" for k in kinds)]

@@ -8,9 +8,15 @@ from torch import Tensor
 
 from structgp.inference.problem import Problem
 
+MOST_IN_VAIN = 2
+"""Times in a row that compiled sums may fail. Scores that constraints and missing labels make too wide stay
+so, and a search evaluates a batch dozens of times. Not chosen on data."""
+
 
 class FixedBatch:
     """added : what each draw adds to the mean scores of every template, on batch i."""
+
+    _in_vain = 0
 
     def __init__(self, problem: Problem, i: int, added: Sequence[Tensor]) -> None:
         self._blocks, batch = problem.posterior.blocks, problem.batches[i]
@@ -26,7 +32,9 @@ class FixedBatch:
             return None
         parts = zip(self._blocks, functions, strict=True)
         found = self._draws.value_and_slopes(*(block.scores(h.double()) for block, h in parts))
+        self._in_vain = 0 if found is not None else self._in_vain + 1
         if found is None:
+            self._draws = None if self._in_vain >= MOST_IN_VAIN else self._draws
             return None
         value, *slopes = found
         return value, [block.pull_back(slope) for block, slope in zip(self._blocks, slopes, strict=True)]

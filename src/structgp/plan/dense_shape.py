@@ -97,7 +97,8 @@ def _on_bound(
     # All rows: those that are enough under one length-scale leave much open under a shorter one.
     dense.whole = True
     dense.place(torch.from_numpy(tokens)[:, columns].unique(dim=0))
-    node, table = DenseWeights(kernel, (V,), start.basis), Table((V, V), start.transition_sd)
+    node = DenseWeights(kernel, (V,), start.basis)
+    table = Table(plan.transition_labels(V), start.transition_sd)
     node.learns_shape = True
     data = part.rows, part.y, part.encoder.pad_row, BATCH_TOKENS, part.weights
     batches = [plan.split(batch) for batch in make_batches(*data)]

@@ -78,8 +78,11 @@ def carried_over(model: Model, examples: Examples) -> Posterior:
     # The transition from label i to j is function i V + j.
     index = torch.arange(V)
     functions = (index[:, None] * N + index).flatten()
-    if split.next is None:
-        wide: Table | Weights = Table((N, N), transitions.prior_sd)
+    wide: Table | Weights
+    if model.spec.next is None:  # nothing reads its scores
+        wide = copy.deepcopy(transitions)
+    elif split.next is None:
+        wide = Table((N, N), transitions.prior_sd)
         _copy(transitions, wide, functions)
     else:
         tokens = edge_tokens(split.next, examples)

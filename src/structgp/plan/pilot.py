@@ -71,7 +71,7 @@ def run_pilot(
     chosen = choose_inducing(kernel, tokens, len(tokens))
     V = examples.n_labels
     node = Inducing(kernel, tokens[chosen.index], (V,), basis=basis)
-    table = Table((V, V), plan.transition_sd)
+    table = Table(plan.transition_labels(V), plan.transition_sd)
     weights = plan.sequence_weights(examples)
     counts = None if weights is None else weights[some]
     data = [examples.rows[i] for i in some], [examples.y[i] for i in some], examples.encoder.pad_row

@@ -24,6 +24,7 @@ from structgp.paper import Preset
 from structgp.plan import choices
 from structgp.plan.choices import ASKED, Choice
 from structgp.plan.gradient_choice import gradient_of
+from structgp.plan.label_cost import leaves_out_transitions
 from structgp.plan.options import Family, Inducing, Mixture, Options, Weights
 from structgp.plan.predictor import answers_by, predictor_of
 from structgp.plan.programs import program_of
@@ -111,6 +112,11 @@ class Plan:
     def n_components(self) -> int:
         return int(getattr(self.posterior.value, "n_components", 1))
 
+    def transition_labels(self, V: int) -> tuple[int, int]:
+        """Shape of the table of transition scores. Without transitions it has one score, which nothing
+        reads: V^2 of them would take most of the time and memory where labels are many."""
+        return (1, 1) if self.spec.next is None else (V, V)
+
     def of_tokens(self) -> Plan:
         """The same for nodes by themselves."""
         spec = Spec((Template("node", 1, None, self.spec.node.without),))
@@ -179,11 +185,17 @@ def resolve(options: Options, examples: Examples | ShardedExamples, together: Pr
         n_tokens = 0
     annotated = isinstance(examples, Examples) and examples.given is not None
     n_tokens = 0 if annotated else n_tokens
-    optimizer = choices.optimizer_of(options, structure, family.value, on_bound, n_tokens)
+    alone = together.size == 1 and not annotated and not dense
+    many_labels = alone and model["spec"].next is None and leaves_out_transitions(examples)
+    optimizer = choices.optimizer_of(options, structure, family.value, on_bound, n_tokens, many_labels)
     if on_disk and asked is None:
         optimizer = replace(optimizer, reason="the data is on disk, and this way needs a batch at a time")
     if isinstance(examples, Examples) and examples.given is not None:
         model["annotators"] = choices.annotators_of(examples.given, structure, optimizer.value)
+    if optimizer.reason == choices.VERY_MANY_LABELS:
+        settled = choices.SETTLED_TOKEN * examples.n_tokens / examples.n_sequences
+        value = replace(optimizer.value, tolerance=settled)  # type: ignore[type-var]
+        optimizer = replace(optimizer, value=value)
     if isinstance(optimizer.value, Minibatch):
         optimizer = replace(optimizer, value=optimizer.value.paced(examples.n_tokens))
     scales = "the fit learns the kernel" if on_bound else "the fit does not learn the kernel"
@@ -200,7 +212,7 @@ def resolve(options: Options, examples: Examples | ShardedExamples, together: Pr
         **model,
         kernel=kernel,
         posterior=family,
-        basis=choices.basis_of(family.value, structure, options.preset),
+        basis=choices.basis_of(family.value, structure, options.preset, examples.n_labels),
         has_weights=isinstance(family.value, Weights),
         has_dense=dense,
         on_bound=on_bound,
@@ -224,7 +236,7 @@ def _model(options: Options, examples: Examples | ShardedExamples) -> dict[str, 
         problem = f"0 leaves transitions out, and {spec} gives them features"
         raise InputError("transition_sd", problem, "use a transition_sd above 0, or chain(order=0)")
     spec = spec if spec.likelihood == "exact" else Spec(spec.templates)
-    graph = getattr(examples, "split", None)
+    graph, on_disk = getattr(examples, "split", None), isinstance(examples, ShardedExamples)
     split = FeatureSplit(examples.encoder, spec) if graph is None else graph
     if not split.node.blocks:
         problem = f"{spec} gives all features to transitions and leaves none for single tokens"
@@ -239,7 +251,7 @@ def _model(options: Options, examples: Examples | ShardedExamples) -> dict[str, 
         "predictor": predictor,
         "program": None if graph is None else program_of(spec, examples),  # type: ignore[arg-type]
         "answers": answers_by(structure.value, predictor, examples),
-        "word_parts": words_of(options, examples.encoder) if split.node.templates else None,
+        "word_parts": words_of(options, examples.encoder, on_disk) if split.node.templates else None,
     }
 
 
@@ -298,7 +310,8 @@ def _settings(
     first = getattr(optimizer.value, "first", optimizer.value)
     precision = Choice("float64", "Cholesky factors and sums need it")
     if isinstance(optimizer.value, Minibatch) and optimizer.value.single:
-        precision = Choice("float32 visits, float64 sums", "there is much data")
+        why = optimizer.reason if optimizer.reason == choices.VERY_MANY_LABELS else "there is much data"
+        precision = Choice("float32 visits, float64 sums", why)
     where = {"auto": "the GPU where there is one", Options.device: choices.DEFAULT}
     return {
         "optimizer": optimizer,

@@ -58,6 +58,10 @@ MOST_NYSTROM, MOST_NYSTROM_WORK = 1_000, 5e10
 """Most inducing inputs of a smooth kernel in weight space; and multiplications per round, a second or two
 on one core."""
 
+MOST_ROOTS = 3e7
+"""Numbers of the roots of their covariances, one matrix per function: 240 MB, and a round holds some seven
+times as much."""
+
 TRIAL_SHARE = 0.1
 """Of that work, what a fit may take that only serves to choose."""
 
@@ -185,7 +189,7 @@ def _dense_start(
     picked = NO_INDUCING
     if dense.has_nystrom:
         work = MOST_NYSTROM_WORK * (TRIAL_SHARE if plan.trial else 1.0)
-        most = int(min(MOST_NYSTROM, max(1, work / (R * len(tokens))) ** 0.5))
+        most = int(min(MOST_NYSTROM, max(1, work / (R * len(tokens))) ** 0.5, (MOST_ROOTS / R) ** 0.5))
         size = 1.0 if shape.basis is None else float(shape.basis.square().sum(1).mean())
         residual = pick_nystrom(dense, tokens[:, columns], most, size, seed=seed)
         picked = Choice(dense.n_inducing, "as many as the variance left open asks for")
@@ -252,7 +256,7 @@ def _posterior(
     V, sd = node.n_scores, plan.transition_sd if sd is None else sd
     if plan.split.next is None:
         family = FullTable if plan.posterior.value.transition_covariance == "full" else Table
-        return Posterior({"node": node, "next": family((V, V), sd)})
+        return Posterior({"node": node, "next": family(plan.transition_labels(V), sd)})
     assert isinstance(examples, Examples)
     tokens = edge_tokens(plan.split.next, examples)
     kernel = build_kernel("relevance", plan.split.next.blocks, tokens, sd**2).requires_grad_(False)

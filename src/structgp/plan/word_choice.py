@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+
 from structgp.data.encode import FeatureEncoder
+from structgp.errors import InputError, StructgpWarning
 from structgp.gp.kernels.build import KernelChoice
 from structgp.inference import Minibatch, SecondOrder
-from structgp.plan.choices import ASKED, Choice
+from structgp.plan.choices import AS_BEFORE, ASKED, Choice
 from structgp.plan.options import Options, Weights
 
 NOT_NEW = "no feature is a word whose parts tell more than other features"
+IN_VAIN = "parts of what is named say no more than other features, or an earlier fit had none"
 UNLEARNED = "the fit does not learn the relevance of single features"
 
 
@@ -28,12 +32,43 @@ def _has_relevances(kernel: KernelChoice) -> bool:
     return isinstance(of_words, str) and of_words in ("auto", "relevance")
 
 
-def words_of(options: Options, encoder: FeatureEncoder) -> Choice[str | None]:
-    """The feature that is taken apart, for the plan; None where there is none."""
-    if encoder.parts is not None:
-        named = options.word_parts != "auto"
-        reason = ASKED if named else "its values are words: beginnings, ends and shapes are features too"
-        return Choice(encoder.templates[encoder.parts.word], reason)
-    if options.word_parts is None:
+def taken_apart(encoder: FeatureEncoder) -> str | None:
+    """The feature whose parts are features too; None where there is none."""
+    return None if encoder.parts is None else encoder.templates[encoder.parts.word]
+
+
+def parts_stay(options: Options, encoder: FeatureEncoder) -> bool:
+    """Whether an encoder that is there already has the parts that are asked for, or none are."""
+    return options.word_parts in ("auto", taken_apart(encoder))
+
+
+def warn_of_parts(options: Options, encoder: FeatureEncoder, stacklevel: int) -> None:
+    """A warning where a model goes on with other parts of words than are asked for."""
+    if not parts_stay(options, encoder):
+        has = f"those of {taken_apart(encoder)!r}" if encoder.parts is not None else "none"
+        message = (
+            f"word_parts: {options.word_parts!r} is not heeded: the model has learned from data that it "
+        )
+        message += f"does not remember, and keeps the parts of words that it has ({has}); fit all data anew"
+        warnings.warn(message, StructgpWarning, stacklevel=stacklevel + 1)
+
+
+def words_of(options: Options, encoder: FeatureEncoder, on_disk: bool = False) -> Choice[str | None]:
+    """The feature that is taken apart, for the plan; None where there is none. on_disk : whether the
+    encoder is that of shards. InputError where those lack the parts that are asked for."""
+    word, asked = taken_apart(encoder), options.word_parts
+    if on_disk and isinstance(asked, str) and not parts_stay(options, encoder):
+        problem = f"parts of {asked!r} are asked for, and shards hold features as they were written"
+        raise InputError("word_parts", problem, "write them as features of their own, or pass X and y")
+    if word is not None and not parts_stay(options, encoder):
+        return Choice(word, AS_BEFORE)
+    if word is not None:
+        by_default = "its values are words: beginnings, ends and shapes are features too"
+        return Choice(word, by_default if asked == "auto" else ASKED)
+    if asked is None:
         return Choice(None, ASKED)
+    if on_disk:
+        return Choice(None, "shards hold features as they were written")
+    if asked != "auto":
+        return Choice(None, IN_VAIN)
     return Choice(None, NOT_NEW if parts_wanted(options) else UNLEARNED)

@@ -122,10 +122,9 @@ class Program(ABC):
     def variances(self, scores: Scores, basis: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Means over draws of p (1 - p), from scores under the rules. Of nodes: (B, T, V), or (B, T, R)
         along ``basis`` (V, R). Of transitions: (B, V, V), summed over positions, for a shared table, else
-        (B, T-1, V, V); 0 without any."""
+        (B, T-1, V, V); without any, (B, 1, 1) zeros."""
         node, *rest = self.slopes(scores)
-        _, B, _, V = node.shape
-        bend = variance(rest[0]).mean(0) if rest else node.new_zeros((B, 1, V, V))
+        bend = variance(rest[0]).mean(0) if rest else node.new_zeros((node.shape[1], 1, 1, 1))
         apart = bool(rest) and scores[1].dim() > 3
         return variance(node, basis).mean(0), bend if apart else bend.sum(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -13,6 +14,10 @@ WORTH_A_THREAD = 1_000_000
 """Products of a number by a number below which a second thread does not pay."""
 
 Result = TypeVar("Result")
+
+# OpenMP's threads stay behind in the parent, and a forked child that counts on them waits forever.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 def share(work: Callable[[int, int], Result], units: int, cost: int) -> list[Result]:

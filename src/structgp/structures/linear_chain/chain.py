@@ -130,7 +130,7 @@ class Chain(Structure):
                 node_left, left = program.variances(told, basis)
                 node, transition = node - node_left, transition - left
             if self.spec.next is None:
-                transition = torch.zeros_like(transition)
+                transition = g.new_zeros((len(mask), *g.shape[1:]))
             return Curvature(node.clamp(min=0), transition.clamp(min=0))
 
 
@@ -239,3 +239,9 @@ class TokenProgram(Program):
             moved = semiring.sum(total[..., None] + here, -1)
             total = torch.where(mask[:, t], moved, total)
         return total
+
+    def slopes(self, scores: Scores) -> tuple[Tensor, ...]:
+        (f,), mask = scores, self.layout.mask
+        f = f.detach()
+        possible = ((f > -torch.inf).any(-1) | ~mask).all(-1)  # (S, B) whether there is a labelling
+        return (torch.where(possible[..., None, None] & mask[..., None], f.softmax(-1), 0),)
