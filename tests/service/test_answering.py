@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import queue
+import threading
 import time
 from math import exp
 
@@ -14,7 +16,7 @@ from structgp.data.formats.document_reader import DocumentReader
 from structgp.data.sources import ColumnReader, JsonReader
 from structgp.errors import InputError, StructgpError
 from structgp.plan.options import Prior
-from structgp.service.answering import Answerer, answers_of
+from structgp.service.answering import Answerer, _Waiting, answers_of
 from structgp.service.tag_requests import documents_of, tokens_of
 
 
@@ -172,17 +174,35 @@ def test_tokens_are_checked(corpus):
 
 def test_a_batch_waits_for_those_who_were_just_answered(answerer, pool, monkeypatch):
     """And nobody waits alone, or for longer than is said."""
-    looked = []
-    monkeypatch.setattr("structgp.service.answering.time.sleep", looked.append)
+    waited = []
+    own = answerer._all_here.wait
+    monkeypatch.setattr(
+        answerer._all_here, "wait", lambda seconds: (waited.append(seconds), own(seconds))[1]
+    )
     answerer._gather(0, 10.0)
-    assert looked == []
+    assert waited == []
     answerer._gather(1, 0.0)
-    assert looked == []
-    answerer._gather(1, 0.02)
-    assert looked
+    assert waited == []
     began = time.perf_counter()
     answerer._gather(1, 60.0)
     assert time.perf_counter() - began < 30, "nobody joins any more"
+    assert waited
     answerer._closed = True
     answerer._gather(1, 10.0)
     answerer._closed = False
+
+
+def test_a_batch_begins_when_all_are_there(tagger, pool, monkeypatch):
+    """However long the others might have been waited for."""
+    monkeypatch.setattr("structgp.service.answering.PAUSE", 60.0)
+    answerer = Answerer(tagger)
+    answerer.ask([pool.features()[0]], "labels").result()
+    began = time.perf_counter()
+    gathering = threading.Thread(target=answerer._gather, args=(3, 60.0))
+    monkeypatch.setattr(answerer, "_queue", queue.SimpleQueue())  # which nobody reads
+    gathering.start()
+    for _ in range(3):
+        assert gathering.is_alive()
+        answerer._put(_Waiting([pool.features()[0]], "labels", None))
+    gathering.join(30)
+    assert time.perf_counter() - began < 30

@@ -26,9 +26,9 @@ are kept while they are answered, some 150 MB for ten labels."""
 LINGER, LONGEST = 0.5, 0.05
 """Part of the time that the last batch took for which the next one waits for others to join, and seconds at
 most. Only who asks right after a batch was answered waits."""
-STEP, PAUSE = 0.0005, 0.004
-"""Seconds between two looks at who has joined, and seconds without anybody after which nobody is expected
-any more: reading and writing a request takes a few tenths of a millisecond."""
+PAUSE = 0.004
+"""Seconds without anybody joining after which nobody is expected any more: reading and writing a request
+takes a few tenths of a millisecond."""
 DETAILS = ("labels", "probabilities", "all", "page")
 """What an answer holds: labels; the probability of the labelling and of each label too; of every label of
 each token too; uncertainty and spans too, as the page shows them."""
@@ -78,6 +78,7 @@ class Answerer:
         self.tagger, self.number = tagger, number
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._closed = False
+        self._expected, self._all_here = 0, threading.Event()
         self._thread = threading.Thread(target=self._work, name="answers", daemon=True)
         self._thread.start()
 
@@ -105,11 +106,14 @@ class Answerer:
             _settle([(waiting, StructgpError("the service is ending"))])
         else:
             self._queue.put(waiting)
+            if self._queue.qsize() >= self._expected:
+                self._all_here.set()
 
     def close(self) -> None:
         """Answers what waits, and ends."""
         self._closed = True
         self._queue.put(None)
+        self._all_here.set()
         self._thread.join()
 
     def _work(self) -> None:
@@ -145,12 +149,14 @@ class Answerer:
     def _gather(self, crowd: int, seconds: float) -> None:
         """Waits until as many wait as did before, or nobody joins any more, or for some seconds: those who
         were just answered often ask again at once, and two half batches take longer than a whole one."""
-        n, now = -1, time.perf_counter()
-        until = joined = now + seconds
-        while (here := self._queue.qsize()) < crowd and not self._closed and now < min(until, joined):
-            n, joined = (here, now + PAUSE) if here > n else (n, joined)
-            time.sleep(STEP)
-            now = time.perf_counter()
+        before, until, self._expected = -1, time.perf_counter() + seconds, crowd
+        self._all_here.clear()
+        while before < (here := self._queue.qsize()) < crowd and not self._closed:
+            left = until - time.perf_counter()
+            if left <= 0 or self._all_here.wait(min(PAUSE, left)):
+                break
+            before = here
+        self._expected = 0
 
     def _answered(self, batch: list[_Waiting]) -> list[Settled]:
         """What each of a batch is told: its answers, or the error of its own sequences."""
