@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from experiments.methods.dense_crf import DenseCRF
 
-from experiments import dense
+from experiments import dense, length_scales
 from structgp import metrics
 from structgp.evaluation.crf import LinearCRF
 
@@ -146,3 +146,12 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     ]
     assert rows[0]["answers"]["oracle"] == rows[1]["answers"]["oracle"]
     assert f"{rows[1]['answers']['linear CRF']['nll']:.4f}" in lines[3]
+
+
+@pytest.mark.parametrize("lengths", [(1.0,), (0.7, *[length_scales.IRRELEVANT] * 9)], ids=["one", "ard"])
+def test_length_scales_are_compared_with_the_truth(lengths: tuple[float, ...]) -> None:
+    row = length_scales.learned(3, lengths, n_sequences=12)
+    assert row["lengths"] == list(lengths)
+    assert len(row["ratios"]) == 1
+    assert 0.1 < row["ratios"][0] < 10
+    assert ("irrelevant" in row) == (len(lengths) > 1)
