@@ -103,7 +103,7 @@ CASES: dict[str, Case] = {
     "grid": Case(grid(), *_each(_image)),
     "grid 8": Case(grid(neighbours=8), *_each(_rows)),
     "grid features": Case(grid(features="both ends"), *_each(_image)),
-    "layers": Case(layers(pos=chain(), chunk=chain()), *_each(_two)),
+    "layers": Case(layers(pos=chain(), chunk=chain(), ties=(0, 1)), *_each(_two)),
     "edges": Case(edges("cites", symmetric=True), *_each(_graph(2, False))),
     "edges features": Case(edges("cites", features=True), *_each(_graph(2, True))),
     "three": Case(edges("cites", labels=3), *_each(_graph(3, False))),

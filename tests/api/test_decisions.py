@@ -219,7 +219,6 @@ def test_with_much_data_the_threshold_is_half_of_the_f1_expected_of_training_dat
 ) -> None:
     monkeypatch.setattr("structgp.plan.choices.MANY_TOKENS", 50)
     X, y = corpus.X_train[:20], corpus.y_train[:20]
-    model = StructuredGPClassifier().fit(X, y)
-    assert model.training_log_["plan"]["data_weight"]["reason"] == "there is much data"
+    model = StructuredGPClassifier(prior=Prior(data_weight=1)).fit(X, y)
     f1 = model.expected_scores(X).f1.mean
     assert model.model_.info["threshold"] == chosen(model, "threshold") == pytest.approx(f1 / 2, abs=0.03)

@@ -16,7 +16,7 @@ from tests.api.declared_cases import CASES, Case, Enumerated, enumerated
 
 import structgp
 import structgp.plan.run
-from structgp import InputError, StructuredGPClassifier
+from structgp import InputError, Prior, StructuredGPClassifier
 from structgp.data.graphs import Graph
 from structgp.inference.checkpoint import Checkpoint
 
@@ -357,6 +357,45 @@ def test_evaluation(fitted, case, name):
     log_probs = fitted.sequence_log_probs(case.X, case.y)
     assert report.sequence_nll == pytest.approx(-np.mean(log_probs))
     assert set(report.layers) == ({"pos", "chunk"} if name == "layers" else set())
+
+
+@pytest.mark.parametrize(
+    ("label", "problem"),
+    [
+        ("Z", "every token has the same label, 'Z' in layer 'chunk'"),
+        (None, "no token has a label in layer"),
+    ],
+)
+def test_a_layer_has_labels_to_tell_apart(label: str | None, problem: str) -> None:
+    case = CASES["layers"]
+    y: Any = [{"pos": of["pos"], "chunk": [label] * len(of["pos"])} for of in case.y]
+    with pytest.raises(InputError, match=rf"^y: {problem}"):
+        StructuredGPClassifier(structure=case.spec).fit(case.X, y)
+
+
+def test_ties_join_tokens_at_their_distance() -> None:
+    """The labels of the second layer follow from those of the next token in the first alone."""
+    draw = np.random.default_rng(0)
+    X = [[{"word": w} for w in draw.choice(["a", "b"], 5)] for _ in range(30)]
+    pos = [["A" if token["word"] == "a" else "B" for token in x] for x in X]
+    y: Any = [{"pos": p, "next": [*p[1:], "A"]} for p in pos]
+    right = {}
+    for ties in ((0,), (0, 1)):
+        spec = structgp.layers(pos=structgp.chain(order=0), next=structgp.chain(order=0), ties=ties)
+        model = StructuredGPClassifier(structure=spec, prior=Prior(data_weight=1)).fit(X[:20], y[:20])
+        found: Any = model.predict(X[20:])
+        right[ties] = np.mean([a == b for f, of in zip(found, y[20:], strict=True)
+                               for a, b in zip(f["next"][:-1], of["next"][:-1], strict=True)])  # fmt: skip
+    assert right[0, 1] == 1 > right[0,] + 0.2
+    assert spec.templates[-1].name == "pos next +1"
+    assert structgp.Spec.from_json(spec.to_json()) == spec
+    assert repr(spec) == "layers(pos=chain(order=0), next=chain(order=0), ties=(0, 1))"
+
+
+@pytest.mark.parametrize("ties", [(), (0, 0), "next", (0.5,), None, structgp.chain()])
+def test_ties_that_cannot_be(ties: Any) -> None:
+    with pytest.raises(InputError, match="ties: "):
+        structgp.layers(pos=structgp.chain(), chunk=structgp.chain(), ties=ties)
 
 
 def test_layers_are_scored_one_by_one(fits):

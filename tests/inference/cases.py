@@ -25,10 +25,12 @@ from structgp.gp import (
     choose_inducing,
 )
 from structgp.gp.kernels.build import build_kernel
+from structgp.gp.mean_search import MeanSearch
 from structgp.inference import Problem, StepInfo
 from structgp.inference.estimators import Estimate, Estimator, Moments, Pathwise, Target
 from structgp.inference.estimators.moments import path_moments
 from structgp.inference.loop import make_batches
+from structgp.inference.second_order import Draws
 from structgp.structures import Chain, Structure
 from structgp.structures.base import Curvature
 
@@ -247,6 +249,16 @@ def finish(optimizer: Any, problem: Problem, seed: int = 1, most: int | None = N
         state, info = optimizer.step(problem, state)
         steps.append(info)
     return steps
+
+
+@torch.no_grad()
+def value_and_gradients(draws: Draws) -> tuple[Tensor, list[Tensor]]:
+    """The expected log-likelihood at the means as they are, and its gradients in the means."""
+    blocks, factors = draws.problem.posterior.blocks, draws.problem.prior_factors
+    searches = [MeanSearch(block) for block in blocks]
+    for search, factor in zip(searches, factors, strict=True):
+        search.move(torch.zeros(search.begin(factor), dtype=search.block.m.dtype))
+    return draws.value(searches), [search.gradient for search in searches]
 
 
 def many_draw_bound(problem: Problem, n_draws: int = 20_000, seed: int = 99) -> float:

@@ -96,6 +96,22 @@ def test_slopes_of_the_evidence(choice: Any) -> None:
     assert sum(g.numel() for g in grads) == sum(p.numel() for p in parameters)
 
 
+def test_evidence_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a kernel with a wide range of eigenvalues, and slopes that single precision cannot solve."""
+    kernel, _ = make_kernel("rbf")
+    kernel.log_scale.copy_(torch.tensor([2.0, 0.0, 3.0]))
+    kernel.log_length.add_(1.5)
+    rng = np.random.default_rng(2)
+    x, bend = torch.from_numpy(rng.normal(size=(400, D))), torch.from_numpy(rng.uniform(0.1, 0.5, (400, R)))
+    targets = torch.from_numpy(rng.normal(size=(400, R))) + 10.0
+    seen = Quadratic(x, x[:, :0], x[:, 0], bend, bend * targets)
+    double = evidence(kernel, seen)
+    monkeypatch.setattr(dense_scales, "SINGLE_WORK", 0)
+    assert float(evidence(kernel, seen)) == pytest.approx(float(double), abs=0.02)
+    monkeypatch.setattr(dense_scales, "REFINEMENTS", 1)
+    assert float(evidence(kernel, seen)) != pytest.approx(float(double), abs=1.0)
+
+
 # -- what is learned ---------------------------------------------------------------------------------
 
 
@@ -175,6 +191,7 @@ def test_the_shape_climbs_and_the_features_follow(monkeypatch: pytest.MonkeyPatc
     assert not any(p.requires_grad for p in kernel.parameters())
     # With steps enough, the slope is that of the prior which holds the parameters.
     monkeypatch.setattr(dense_scales, "SHAPE_STEPS", 500)
+    monkeypatch.setattr(dense_scales, "LEAST_SLOPE", 1e-6)
     monkeypatch.setattr(dense_scales, "PRIOR_SD", 1e6)
     for _ in range(20):
         seen = learn_shape(block, seen)

@@ -17,7 +17,8 @@ from structgp.data.examples import LabelEncoder
 from structgp.gp import Posterior, Table, Weights, contrasts
 from structgp.gp.kernels import RelevanceKernel, covariance, weight_variances
 from structgp.gp.kernels.build import build_kernel
-from structgp.inference import Adam, Problem, SecondOrder
+from structgp.gp.mean_search import GroupedSearch, MeanSearch, grouped
+from structgp.inference import Adam, Problem, SecondOrder, second_order
 from structgp.inference.estimators import Pathwise
 from structgp.inference.loop import make_batches
 from structgp.inference.second_order import Draws, _fit_covariances
@@ -230,13 +231,13 @@ def test_gradients_against_finite_differences(name: str, cases: ModuleType) -> N
     move_kernel(problem)
     cases.disturb(problem.posterior)
     draws = Draws(problem, problem.fixed_noise(2, torch.Generator().manual_seed(3)))
-    analytic = draws.value_and_gradients()[1][["node", "next"].index(name)]
+    analytic = cases.value_and_gradients(draws)[1][["node", "next"].index(name)]
     parameter = problem.posterior[name].m
     numeric, h = torch.zeros_like(parameter), 1e-5
     for place in np.ndindex(*parameter.shape):
         for sign in (1, -1):
             parameter[place] += sign * h
-            numeric[place] += sign * draws.value_and_gradients()[0] / (2 * h)
+            numeric[place] += sign * cases.value_and_gradients(draws)[0] / (2 * h)
             parameter[place] -= sign * h
     assert analytic.abs().max() > 0.1
     torch.testing.assert_close(analytic, numeric, rtol=1e-6, atol=1e-7)
@@ -266,17 +267,17 @@ def test_the_reported_bound_is_the_bound(cases: ModuleType) -> None:
 
 
 @torch.no_grad()
-def test_the_gradient_on_its_draws_vanishes_where_it_ends() -> None:
+def test_the_gradient_on_its_draws_vanishes_where_it_ends(cases: ModuleType) -> None:
     """What is left of the likelihood's gradient is what the prior asks for."""
     problem = make_problem(batch_tokens=6)
     optimizer = to_the_end()
-    _, start = Draws(problem, None).value_and_gradients()
+    _, start = cases.value_and_gradients(Draws(problem, None))
     state = optimizer.start(problem, torch.Generator().manual_seed(1))
     info = None
     while info is None or not info.finished:
         state, info = optimizer.step(problem, state)
     assert info.converged
-    _, gradients = Draws(problem, state.noise).value_and_gradients()
+    _, gradients = cases.value_and_gradients(Draws(problem, state.noise))
     for grad, before, block in zip(gradients, start, problem.posterior.blocks, strict=True):
         assert before.abs().max() > 1
         assert (grad - block.m).abs().max() < 1e-3 * before.abs().max()
@@ -353,7 +354,7 @@ def test_not_far_below_adam(cases: ModuleType) -> None:
 
 @pytest.mark.parametrize("contrast", [True, False])
 def test_fixed_draws_give_what_the_likelihood_gives(
-    contrast: bool, monkeypatch: pytest.MonkeyPatch
+    contrast: bool, cases: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The quick way to value and gradients is the slow one, and moves nothing."""
     pytest.importorskip("numba")
@@ -366,12 +367,72 @@ def test_fixed_draws_give_what_the_likelihood_gives(
     with torch.no_grad():
         draws = Draws(problem, problem.fixed_noise(4, torch.Generator().manual_seed(4)))
         before = problem.posterior.snapshot()
-        quick, quick_grads = draws.value_and_gradients()
+        quick, quick_grads = cases.value_and_gradients(draws)
         for name, value in problem.posterior.snapshot().items():
             assert torch.equal(value, before[name])
-        monkeypatch.setattr(Draws, "slopes", lambda self, i: problem.slopes(i, self.scores(i)))
-        slow, slow_grads = draws.value_and_gradients()
+        monkeypatch.setattr(Draws, "slopes", lambda self, i, at: problem.slopes(i, self.scores(i, at)))
+        slow, slow_grads = cases.value_and_gradients(draws)
     assert all(batch._draws is not None for batch in draws._fixed)
     torch.testing.assert_close(quick, slow)
     for mine, theirs in zip(quick_grads, slow_grads, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+@torch.no_grad()
+def test_bends_at_fixed_draws_are_the_curvature(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setattr("structgp.structures.linear_chain.fixed_draws.WORTH_COMPILING", 0)
+    problem = make_problem(contrast=True, batch_tokens=10, transition_sd=1.7)
+    move_kernel(problem)
+    for block in problem.posterior.blocks:
+        torch.nn.init.normal_(block.m, generator=torch.Generator().manual_seed(5))
+    draws = Draws(problem, problem.fixed_noise(4, torch.Generator().manual_seed(4)))
+    for i in range(len(problem.batches)):
+        functions = draws.functions(i)
+        quick, slow = draws.bends(i, functions, False), problem.bends(i, draws.scores(i, functions))
+        for mine, theirs in zip(quick, slow, strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+# -- one number for each group of features ----------------------------------------------------------
+
+
+@torch.no_grad()
+def test_the_slope_of_a_grouped_search_against_finite_differences(cases: ModuleType) -> None:
+    problem = make_problem(n_sequences=4, batch_tokens=6, transition_sd=1.4)
+    move_kernel(problem)
+    cases.disturb(problem.posterior)
+    draws = Draws(problem, problem.fixed_noise(2, torch.Generator().manual_seed(3)))
+    searches = problem.mean_searches
+    sizes = [s.begin(factor) for s, factor in zip(searches, problem.prior_factors, strict=True)]
+    assert isinstance(searches[0], GroupedSearch)
+    x = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def value(x: Tensor) -> Tensor:
+        moved = [search.move(part) for search, part in zip(searches, x.split(sizes), strict=True)]
+        return torch.stack(moved).sum() - draws.value(searches)
+
+    value(x)
+    analytic, h = torch.cat([search.slope() for search in searches]), 1e-5
+    steps = h * torch.eye(len(x), dtype=torch.float64)
+    numeric = torch.stack([(value(x + step) - value(x - step)) / (2 * h) for step in steps])
+    torch.testing.assert_close(analytic, numeric, rtol=1e-6, atol=1e-7)
+
+
+@torch.no_grad()
+def test_a_grouped_search_finds_the_means_that_a_plain_one_finds(cases: ModuleType) -> None:
+    ours, plain = make_problem(batch_tokens=6), make_problem(batch_tokens=6)
+    plain.mean_searches = [MeanSearch(block) for block in plain.posterior.blocks]
+    for problem in (ours, plain):
+        move_kernel(problem)
+        draws = Draws(problem, problem.fixed_noise(4, torch.Generator().manual_seed(3)))
+        found = second_order._fit_means(draws, 200, 1e-14)
+        assert found.gap < 1e-6
+    rows = [c[0].rows.matrix for c in map(ours.conditional, range(len(ours.batches)))]
+    group, merged = grouped(rows)
+    assert merged.shape[1] < len(group), "no two features are alike"
+    whole = np.concatenate([x.toarray() for x in rows])
+    np.testing.assert_array_equal(merged.matrix.toarray()[:, group], whole)
+    assert len(np.unique(whole, axis=1).T) == merged.shape[1]
+    for mine, theirs in zip(ours.posterior.blocks, plain.posterior.blocks, strict=True):
+        torch.testing.assert_close(mine.m, theirs.m, rtol=0, atol=1e-4)

@@ -159,7 +159,7 @@ def test_search_and_parabola(
     losses: dict[int, float], weight: float, tries: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trials, "LARGEST_WEIGHT", 128.0)
-    n, (tried,) = search(lambda candidate: {1.0: predictions(losses[int(candidate.data_weight)])})
+    n, (tried,) = search(lambda candidate, k: {1.0: predictions(losses[int(candidate.data_weight)])})
     assert n == 0
     assert list(tried) == tries
     assert lowest_weight({w: p[1.0].loss for w, p in tried.items()}) == pytest.approx(weight, rel=2e-3)
@@ -177,7 +177,7 @@ def test_larger_weights_come_first_where_confidence_is_too_low(
     losses: dict[int, float], tries: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trials, "LARGEST_WEIGHT", 128.0)
-    _, (tried,) = search(lambda c: {1.0: predictions(losses[int(c.data_weight)], confidence=0.7)})
+    _, (tried,) = search(lambda c, k: {1.0: predictions(losses[int(c.data_weight)], confidence=0.7)})
     assert list(tried) == tries
 
 
@@ -188,7 +188,7 @@ def test_of_several_shapes_the_best_one_goes_on(spread: float, monkeypatch: pyte
     losses = {("a", 1): 0.5, ("a", 8): 0.6, ("b", 1): 0.7, ("b", 8): 0.4, ("b", 32): 0.45}
     variants = [Candidate(shape=SimpleNamespace(name=name)) for name in "ab"]  # type: ignore[arg-type]
 
-    def predict(candidate: Candidate) -> dict[float, Predictions]:
+    def predict(candidate: Candidate, k: int) -> dict[float, Predictions]:
         name = candidate.told["shape"]
         found = predictions(losses[name, int(candidate.data_weight)])
         nll = found.nll + spread * np.array([2.0, -2, 2, -2]) * (name == "a")
@@ -197,6 +197,35 @@ def test_of_several_shapes_the_best_one_goes_on(spread: float, monkeypatch: pyte
     n, tried = search(predict, variants)
     assert n == 1
     assert [list(found) for found in tried] == [[1, 8] if spread else [8], [1, 8, 32]]
+
+
+def test_what_is_clearly_worse_after_a_fold_goes_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it would predict of the others is as much worse per token than what the best does."""
+    monkeypatch.setattr(trials, "LARGEST_WEIGHT", 128.0)
+    asked: list[tuple[float, int]] = []
+
+    def predict(candidate: Candidate, k: int) -> dict[float, Predictions]:
+        asked.append((candidate.data_weight, k))
+        worse = {1.0: 0.2, 2.0: 0.1, 8.0: 0.0, 32.0: 0.1}[candidate.data_weight]
+        nll = 4 * (worse + np.array([0.3, 0.5, 0.4, 0.6]) + 0.1 * k)
+        nll += np.array([1.0, -1, 1, -1]) * (candidate.data_weight == 32)  # not clearly worse
+        return {1.0: Predictions(np.full(4, 4.0), nll, np.full(4, 3.6), np.full(4, 3.0))}
+
+    _, (tried,) = search(predict, n_folds=3)
+    assert sorted(asked) == [(1.0, 0), *((w, k) for w in (8.0, 32.0) for k in range(3))]
+    assert {w: round(p[1.0].loss, 9) for w, p in tried.items()} == {1.0: 0.75, 8.0: 0.55, 32.0: 0.65}
+    assert all(len(p[1.0].tokens) == 12 for p in tried.values())
+
+
+def test_few_sequences_have_to_tell_more_clearly() -> None:
+    """By Student's t: 12.7 standard errors from two sequences, 2.1 from 20; nothing from one."""
+    for n, times in ((2, 12.706), (20, 2.093)):
+        away = np.where(np.arange(n) % 2, 1.0, -1.0)  # standard error of the mean 1 / sqrt(n - 1)
+        for share, worse in ((0.95, False), (1.05, True)):
+            nll = 1 + away + share * times / (n - 1) ** 0.5
+            found = [Predictions(np.ones(n), x, np.ones(n), np.ones(n)) for x in (nll, np.ones(n))]
+            assert found[0].is_clearly_worse(found[1]) == worse
+    assert not judged(9.0).is_clearly_worse(judged(1.0))
 
 
 def test_far_weights_have_to_be_clearly_better() -> None:
@@ -312,11 +341,12 @@ def test_losses_are_those_of_refits_with_sample_weights(
     """The same folds by hand, through the public API."""
     options = Options()
     parts = list(held_out._parts(options, resolve(options, examples), examples))
-    assert sorted(i for left_out, _ in parts for i in left_out) == list(range(6))
+    assert sorted(i for left_out, *_ in parts for i in left_out) == list(range(6))
     assert chosen.held_out_ is not None
     for tried in (t for t in chosen.held_out_["tried"] if t["spread"] in (1.0, 0.5)):
         losses = []
-        for left_out, rest in parts:
+        for left_out, rest, is_needed in parts:
+            assert is_needed
             # Which feature is a word is decided on all data, and there none is.
             prior = Prior(data_weight=1.0, spread=tried["spread"])
             model = StructuredGPClassifier(prior=prior, n_draws=256, word_parts=None)
@@ -440,6 +470,40 @@ def test_how_many_folds(examples: Examples, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(firsts) > 1
 
 
+def test_a_second_look_at_the_spread_of_dense_features(
+    data: Generated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folds beyond those that have left out enough are asked where the best spread was not taken."""
+    monkeypatch.setattr(held_out, "N_FOLDS", 3)
+    monkeypatch.setattr(held_out, "COSTLY", (1, 1_000))
+    dense = read_examples([np.eye(9)[[int(token[0][1:]) for token in x]] for x in data.X], data.y)
+    plan = resolve(Options(), dense)
+    folds = Folds(Options(), plan, dense)
+    assert [len(folds.folds), len(folds.further)] == [1, 2]
+    asked: list[tuple[Fold, list[float]]] = []
+
+    def predict(fold: Fold, _: Candidate, spreads: list[float]) -> list[np.ndarray]:
+        asked.append((fold, spreads))
+        return [np.array([[1.0, 2 * spread, 1, 1, 0, 0]] * len(fold.left_out.rows)) for spread in spreads]
+
+    monkeypatch.setattr(Fold, "predict", predict)
+    found = {1.0: judged(0.2, 0.2), 0.5: judged(0.1, 0.1)}
+    assert folds.look_again(Candidate(), found, 0.5) is None  # which is the best already
+    assert not asked
+    again, further = folds.look_again(Candidate(), found, 1.0), folds.further
+    assert again is not None
+    assert [spreads for _, spreads in asked] == [[1.0, 0.5]] * 2
+    assert [fold for fold, _ in asked] == folds.folds[1:]
+    assert not further
+    n = sum(len(fold.left_out.rows) for fold, _ in asked)
+    assert {spread: p.nll.tolist() for spread, p in again.items()} == {
+        1.0: [0.2, 0.2] + [2.0] * n, 0.5: [0.1, 0.1] + [1.0] * n
+    }  # fmt: skip
+    assert folds.look_again(Candidate(), found, 1.0) is None  # nobody is left to ask
+    sparse = read_examples(data.X, data.y)
+    assert not Folds(Options(), resolve(Options(), sparse), sparse).further
+
+
 def test_long_sequences_are_not_judged_by_a_handful_of_them(
     examples: Examples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -471,7 +535,8 @@ def test_a_fit_to_half_of_a_fold(examples: Examples) -> None:
     assert 0.5 <= half.examples.n_tokens / fold.examples.n_tokens < 1
     assert Fold(Options(), plan, examples.part([0]), examples.part([1])).half() is None
     folds = Folds(Options(), plan, examples)
-    folds.predict(Candidate(2.0), (0.5,))
+    for k in range(len(folds.folds)):
+        folds.predict((0.5,), Candidate(2.0), k)
     asked = [fold.half() for fold in folds.folds]
     few = [half.predict(Candidate(2.0), (0.5,))[0] for half in asked if half is not None]
     many = [fold.predict(Candidate(2.0), (0.5,))[0] for fold in folds.folds]
@@ -503,7 +568,7 @@ def test_sequences_count_by_their_weights(data: Generated) -> None:
     times = np.array([1.0, 0, 1, 1, 1, 3])
     found = read_examples(data.X, data.y, weights=times)
     folds = Folds(Options(), resolve(Options(), found), found)
-    total = folds.predict(Candidate())[1.0].tokens.sum()
+    total = sum(folds.predict((1.0,), Candidate(), k)[1.0].tokens.sum() for k in range(len(folds.folds)))
     assert total == sum(len(x) * t for x, t in zip(data.X, times, strict=True))
 
 
@@ -542,6 +607,8 @@ def test_few_sequences_and_much_data(examples: Examples, monkeypatch: pytest.Mon
     reason = resolve(Options(), examples.part([0, 1, 2, 3])).data_weight.reason
     assert reason == "there are fewer than 5 sequences"
     monkeypatch.setattr(choices, "MANY_TOKENS", 10)
+    assert resolve(Options(), examples).data_weight.value is None  # all weights are still fitted at once
+    monkeypatch.setattr(choices, "BATCHWISE_TOKENS", 10)
     for together in (Processes(), Processes(0, 2)):
         found = resolve(Options(), examples, together).data_weight
         assert (found.value, found.reason) == (1.0, "there is much data")
@@ -603,7 +670,7 @@ def test_a_trial_that_goes_astray_is_not_chosen(
         raise torch.linalg.LinAlgError("no factor")
 
     monkeypatch.setattr(held_out, "start_of", fail)
-    found = folds.predict(Candidate(8.0))[1.0]
+    found = trials.joined([folds.predict((1.0,), Candidate(8.0), k)[1.0] for k in range(len(folds.folds))])
     assert np.isfinite(found.loss)
     assert found.loss > 100
     assert held_out.sums_of(np.full((2, 3), np.nan), np.array([0, 1]), np.ones(2, bool))[1] > 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from math import exp
 
@@ -68,6 +69,64 @@ def test_one_bad_request_among_others_fails_alone(answerer, pool, monkeypatch):
         answerer.ask([X[0]], "everything").result()
 
 
+def test_an_event_loop_is_told_once_for_all_of_a_batch(answerer, tagger, pool, monkeypatch):
+    X = [*pool.features()[:20], [("only", "two")]]
+    monkeypatch.setattr(answerer, "tagger", Slow(tagger))
+    told = []
+
+    async def ask_all():
+        loop = asyncio.get_running_loop()
+        own = loop.call_soon_threadsafe
+        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda f, *a: (told.append(f), own(f, *a)))
+        asking = [asyncio.ensure_future(answerer.answers([x], "labels")) for x in X]
+        gone = asyncio.ensure_future(answerer.answers([X[0]], "labels"))
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        return await asyncio.gather(*asking, return_exceptions=True)
+
+    *found, bad = asyncio.run(ask_all())
+    assert [one["labels"] for (one,) in found] == tagger.predict(X[:-1])
+    assert isinstance(bad, InputError)
+    assert len(told) <= 3, "one or two for the first, one for those who came meanwhile"
+
+
+class Slow:
+    """A tagger that takes a moment to begin, so that others join."""
+
+    def __init__(self, tagger):
+        self.tagger = tagger
+
+    def ask(self, X):
+        time.sleep(0.2)
+        return self.tagger.ask(X)
+
+    def __getattr__(self, name):
+        return getattr(self.tagger, name)
+
+
+def test_a_loop_that_is_gone_stops_nobody(answerer, pool):
+    X = pool.features()
+
+    async def leave():
+        asking = asyncio.ensure_future(answerer.answers([X[0]], "labels"))
+        await asyncio.sleep(0)
+        asking.cancel()
+
+    asyncio.run(leave())
+    assert len(answerer.ask([X[1]], "labels").result()) == 1
+
+
+def test_probabilities_are_found_once(answerer, tagger, pool, monkeypatch):
+    """Labels are chosen by them, and they are told with the labels."""
+    points, calls = tagger.ask(pool.features()[:3]).model.local_points, []
+    if points is None:
+        pytest.skip("this model answers by draws")
+    own = type(points).marginals
+    monkeypatch.setattr(type(points), "marginals", lambda *a: (calls.append(1), own(*a))[1])
+    assert len(list(answers_of(tagger, pool.features()[:3], "all"))) == 3
+    assert len(calls) == 1
+
+
 def test_what_waits_is_answered_before_the_end(tagger, pool):
     answerer = Answerer(tagger)
     futures = [answerer.ask([x], "labels") for x in pool.features()[:20]]
@@ -75,6 +134,8 @@ def test_what_waits_is_answered_before_the_end(tagger, pool):
     assert [f.result()[0]["labels"] for f in futures] == tagger.predict(pool.features()[:20])
     with pytest.raises(StructgpError, match="ending"):
         answerer.ask([pool.features()[0]]).result()
+    with pytest.raises(StructgpError, match="ending"):
+        asyncio.run(answerer.answers([pool.features()[0]]))
 
 
 def test_texts_for_models_of_documents():

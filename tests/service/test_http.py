@@ -156,12 +156,35 @@ def test_what_is_not_answered_before_the_end_is_503():
 
 
 def test_unknown_addresses_and_ways(served):
-    for path, body, expected in (("/next", None, 404), ("/tag", None, 405), ("/status", {}, 405)):
+    assert served.ask("/tag") == (405, {"error": "use POST"})
+    for path, body, expected in (("/next", None, 404), ("/tag/", {}, 404), ("/status", {}, 405)):
         try:
             status, _ = served.ask(path, body)
         except json.JSONDecodeError:  # Starlette's own answer is text
             continue
         assert status == expected
+
+
+def test_many_requests_on_one_connection(served, corpus):
+    """Among them some that are refused: those after them are answered."""
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
+    token = {"Authorization": f"Bearer {served.token}"}
+    rows = [list(row) for row in corpus.X_test[0]]
+    for k in range(10):
+        good = k % 3 != 2
+        connection.request("POST", "/tag", json.dumps({"sequences": [rows] if good else 3}), token)
+        answer = connection.getresponse()
+        assert answer.status == (200 if good else 400)
+        assert answer.headers["cache-control"] == "no-store"
+        assert json.loads(answer.read())
+    connection.close()
+
+
+def test_answers_are_sent_at_once():
+    """asyncio turns Nagle's algorithm off for sockets that name their protocol."""
+    listening = running.listen(running.Place())
+    assert listening.proto == socket.IPPROTO_TCP
+    listening.close()
 
 
 def test_a_request_without_a_name_is_told_to_take_a_new_one():

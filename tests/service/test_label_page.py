@@ -89,6 +89,42 @@ def test_twenty_lines_with_the_keyboard_alone(labelling, window, truth, tmp_path
     assert all(url.startswith(("http://127.0.0.1", "data:")) for url in ann.requests)
 
 
+LOSE = """
+(() => {
+  const own = window.fetch;
+  window.fetch = async (...given) => { window.fetch = own; await own(...given); throw new Error('lost'); };
+})()
+"""
+"""The next request reaches the service, and its answer never comes."""
+
+
+@pytest.mark.slow
+def test_an_answer_that_never_comes_loses_nothing(labelling, window, truth, tmp_path):
+    """Labels that were changed since are saved, and an undo that is asked for again takes back no more."""
+    service, page = labelling(), window()
+    page.visit(service.url + "&annotator=ann")
+    i = int(page.sequence)
+    page.label(truth[i], KEYS)
+    page.evaluate(LOSE)
+    page.press("Enter")
+    page.until("!document.getElementById('trouble').hidden")
+    assert int(page.sequence) == i
+    page.press("Home")
+    page.press("?")
+    page.accept()
+    changed = [None, *("B" + y[1:] if t == 0 and y[0] == "I" else y for t, y in enumerate(truth[i][1:]))]
+    assert in_file(tmp_path / "labels.db") == {(i, "ann"): changed}
+    other = int(page.sequence)
+    page.accept()
+    page.evaluate(LOSE)
+    page.press("z", CONTROL)
+    page.until("!document.getElementById('trouble').hidden")
+    page.accept("z", CONTROL)
+    assert int(page.sequence) == other
+    assert list(in_file(tmp_path / "labels.db")) == [(i, "ann")]
+    assert page.errors == []
+
+
 @pytest.fixture(scope="module")
 def with_model(service, files, tagger, pool, tmp_path_factory):
     """A service whose model is there from the start, and its database."""

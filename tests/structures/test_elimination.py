@@ -222,6 +222,55 @@ def test_draws_in_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         same(x, y, rtol=1e-12, atol=1e-12)
 
 
+def pairs_layout(pairs: dict[str, list[tuple[int, int]]], spans: list[tuple[int, int]]) -> GraphLayout:
+    """One example whose variables have these labels; each name has one table for all its pairs."""
+    span, found = torch.tensor(spans), []
+    for name, index in pairs.items():
+        a, b = (spans[i] for i in index[0])
+        there = torch.ones(1, len(index), dtype=torch.bool)
+        sizes = (a[1] - a[0], b[1] - b[0])
+        found.append(Tuples(name, torch.tensor(index)[None], there, (a[0], b[0]), sizes))
+    return GraphLayout(torch.ones(1, len(spans), dtype=torch.bool), tuple(found), span[None])
+
+
+def layered(T: int, one: int, other: int) -> GraphLayout:
+    """Two chains, tied token by token."""
+    steps = range(T - 1)
+    pairs = {"one": [(t, t + 1) for t in steps], "other": [(T + t, T + t + 1) for t in steps]}
+    pairs["tie"] = [(t, T + t) for t in range(T)]
+    return pairs_layout(pairs, [(0, one)] * T + [(one, one + other)] * T)
+
+
+def all_with_all(n_variables: int, n_labels: int) -> GraphLayout:
+    pairs = [(i, j) for j in range(n_variables) for i in range(j)]
+    return pairs_layout({"pair": pairs}, [(0, n_labels)] * n_variables)
+
+
+@pytest.mark.parametrize("layout", [layered(5, 9, 6), layered(3, 4, 1), all_with_all(4, 13)])
+def test_products_of_groups_are_sums_of_tables(
+    layout: GraphLayout, loops: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More rows than are multiplied at once, and more groups of them than have room: as in torch."""
+    generator = torch.Generator().manual_seed(0)
+    V = int(layout.span.max())  # type: ignore[union-attr]
+    sizes = [(11, *layout.mask.shape, V), *((11, *t.sizes) for t in layout.tuples)]
+    scores = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+    scores[0][0, 0, 1, 0] = scores[1][0, 1, 2] = -torch.inf
+    schedule = elimination_schedule.schedule_of(layout, V, [True] * len(layout.tuples))
+    assert (schedule.groups[:, 0] >= 0).any()
+
+    def found() -> list[Tensor]:
+        leaves = [x.clone().requires_grad_() for x in scores]
+        total = Elimination(layout).log_total(leaves, LOG)
+        weight = torch.arange(1.0, total.numel() + 1, dtype=torch.float64).view_as(total)
+        return [total.detach(), *torch.autograd.grad((weight * total).sum(), leaves)]
+
+    mine = found()
+    monkeypatch.setattr(elimination, "WORTH_COMPILING", float("inf") if loops == "compiled" else 0)
+    for x, y in zip(mine, found(), strict=True):
+        same(x, y, rtol=1e-10, atol=1e-10)
+
+
 def test_second_backward_pass_gives_the_same() -> None:
     layout, scores = skip_chain(5)
     leaves = [x.clone().requires_grad_() for x in scores]

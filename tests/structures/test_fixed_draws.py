@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ pytest.importorskip("numba")
 
 from structgp.structures import Chain, Rules
 from structgp.structures.linear_chain import messages
+from structgp.structures.linear_chain.fixed_draws import packs_of
 
 
 @pytest.fixture(autouse=True)
@@ -123,3 +125,31 @@ def test_only_where_it_is_known_to_be_right():
     assert Own().fixed_draws(f, g, *rest) is None
     assert Chain().fixed_draws(f[:6], g[:6], *rest) is None  # no whole vectors of draws
     assert Chain().fixed_draws(f.float(), g.float(), *rest) is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=30), G=st.sampled_from([1, 2, 4, 8]))
+def test_packs_hold_every_sequence_once_and_one_length_each(lengths, G):
+    found = packs_of(np.array(lengths), G)
+    assert found.shape[1] == G
+    assert sorted(found[found >= 0]) == list(range(len(lengths)))
+    for pack in found:
+        assert pack[0] >= 0
+        assert len({lengths[b] for b in pack if b >= 0}) == 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**31), S=st.sampled_from([1, 2, 4, 8, 16]), B=st.integers(1, 20),
+    T=st.integers(1, 8), V=st.integers(2, 6), missing=st.booleans(), contrasts=st.booleans(),
+)  # fmt: skip
+def test_variances_are_the_curvature(seed, S, B, T, V, missing, contrasts):
+    f, g, mean_f, mean_g, y, mask, weight = case(seed, S, B, T, V)
+    if missing:
+        y[:, T // 2] = -1
+    basis = torch.randn(V, V - 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    basis = basis if contrasts else None
+    found = Chain().fixed_draws(f, g, y, mask, weight).variances(mean_f, mean_g, basis)
+    wanted = Chain().local_curvature(f + mean_f, g + mean_g, y, mask, basis)
+    torch.testing.assert_close(found[0], wanted.node, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found[1], wanted.next, rtol=1e-9, atol=1e-9)

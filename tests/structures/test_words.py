@@ -44,6 +44,10 @@ SPECS: list[tuple[Any, Spec]] = [
         {"layers": {"pos": {"chain": {}}, "chunk": {"chain": {"order": 2}}}},
         layers(pos=chain(), chunk=chain(order=2)),
     ),
+    (
+        {"layers": {"pos": {"chain": {}}, "chunk": {"chain": {}}, "ties": [0, 1]}},
+        layers(pos=chain(), chunk=chain(), ties=(1, 0)),
+    ),
     ({"grid": {}, "program": "reweighted"}, grid().using("reweighted")),
     ({"grid": {}, "most_entries": 100}, grid().using("auto", 100)),
 ]  # fmt: skip
@@ -85,6 +89,7 @@ def test_a_spec_as_json_is_taken_as_well(spec: Spec) -> None:
         ({"layers": []}, "structure.layers: must be an object"),
         ({"layers": {"a": {"chain": {}}}}, "structure.layers: must be at least two"),
         ({"layers": {"a": {"chain": {"x": 1}}}}, "structure.layers.a.chain.x: unknown field"),
+        ({"layers": {"a": {"chain": {}}, "ties": ["b"]}}, "structure.layers.ties: must be a list of"),
         ({"chain": {}, "layers": {}}, "structure.layers: must have its structures inside"),
         ({"chain": {}, "program": "magic"}, "structure.program: must be one of auto, exact"),
         ({"chain": {}, "most_entries": 0}, "structure.most_entries: must be a number of table entries"),

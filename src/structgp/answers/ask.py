@@ -164,10 +164,16 @@ class Asked(Encoded):
 
     def marginals(self, known: Known | None = None) -> list[np.ndarray]:
         """(T, V) label probabilities of each sequence."""
-        quick = self.local_points(known)
-        if quick is not None:
-            return quick.marginals(self.rows, self.question.shift)
+        if self.local_points(known) is not None:
+            return self._quick_marginals
         return self._each(known, np.empty((0, len(self.model.labels.classes))), Potentials.marginals)
+
+    @cached_property
+    def _quick_marginals(self) -> list[np.ndarray]:
+        """Those of ``local_points``, found once: labels are chosen by them, and they are told."""
+        quick = self.model.local_points
+        assert quick is not None
+        return quick.marginals(self.rows, self.question.shift)
 
     def local_points(self, known: Known | None = None) -> LocalPoints | None:
         """What answers in the place of draws, if anything does."""

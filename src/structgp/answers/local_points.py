@@ -158,8 +158,7 @@ def stratified(normal: np.ndarray) -> np.ndarray:
 
 def orthogonal(R: int, n: int, rng: np.random.Generator) -> np.ndarray:
     """(R, n) columns of standard normal numbers, R after R of them orthogonal to each other."""
-    found = []
-    for _ in range(-(-n // R)):
-        directions = np.linalg.qr(rng.standard_normal((R, R)))[0]
-        found.append(directions * np.sqrt(rng.chisquare(R, R)))
+    drawn = [(rng.standard_normal((R, R)), rng.chisquare(R, R)) for _ in range(-(-n // R))]
+    normal, squares = (np.stack(of) for of in zip(*drawn, strict=True))
+    found = np.linalg.qr(normal)[0] * np.sqrt(squares)[:, None]
     return np.concatenate(found, 1)[:, :n]

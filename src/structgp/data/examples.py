@@ -118,6 +118,22 @@ def only_one_class(label: str, place: str) -> InputError:
     return InputError(place, problem, "pass data with at least two labels")
 
 
+def _check_classes(classes: Sequence[str], spec: Any) -> None:
+    """That there are two labels to choose from, in every layer too."""
+    if len(classes) < 2:
+        raise only_one_class(classes[0], "y")
+    for layer in spec.layers if spec else ():
+        _check_layer(layer, classes)
+
+
+def _check_layer(layer: str, classes: Sequence[str]) -> None:
+    """InputError unless a layer has labels to tell apart."""
+    own = [label.split("=", 1)[1] for label in classes if label.startswith(f"{layer}=")]
+    if len(own) < 2:
+        problem = f"every token has the same label, {own[0]!r}" if own else "no token has a label"
+        raise InputError("y", f"{problem} in layer {layer!r}", "leave the layer out, or pass more data")
+
+
 @dataclass(frozen=True)
 class Examples:
     """Encoded training data.
@@ -259,8 +275,7 @@ def read_examples(
     order: Any = int if whole else (lambda label: label.split("=", 1)) if spec and spec.layers else None
     known = classes if encoder is not None else ()
     labels = LabelEncoder([*known, *sorted({*classes, *found} - set(known), key=order)], whole)
-    if len(labels.classes) < 2:
-        raise only_one_class(labels.classes[0], "y")
+    _check_classes(labels.classes, spec)
     encoded, given = labels.transform(labels_of), None
     encoder, rows = _encoded(X, encoded, encoder, features, word_parts)
     rules = None if constraints is None else declared_rules(constraints, labels.classes, spec)

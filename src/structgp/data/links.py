@@ -119,7 +119,9 @@ class GraphSplit:
         if template.rule == "next":
             return np.arange(max(0, n - a + 1))[:, None] + np.arange(a)
         if template.rule == "tie":
-            return np.repeat(np.arange(n)[:, None], 2, 1)
+            second = np.arange(n)
+            both = np.stack([second + template.offset[1], second], 1)
+            return both[(both[:, 0] >= 0) & (both[:, 0] < n)]
         if template.rule == "parent":
             return parents_of(shape.graph, n, place)
         if template.rule == "edge":

@@ -28,6 +28,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
 from structgp.errors import InputError
+from structgp.gp.mean_search import MeanSearch
 
 CovarianceForm: TypeAlias = Literal["full", "low-rank", "diagonal"]
 Entropy: TypeAlias = Literal["bhattacharyya", "jensen"]
@@ -219,6 +220,11 @@ class Block(nn.Module):
         """(M, R), of which the mean functions are k(., Z) dual; None where there are no inducing inputs
         Z."""
         return None
+
+    def mean_search(self, conditionals: Sequence[Any] | None) -> MeanSearch:
+        """Coordinates in which optimisers look for the mean. conditionals : of all training data, where
+        they are at hand and stay so."""
+        return MeanSearch(self)
 
     def mean_parameters(self) -> list[nn.Parameter]:
         return [] if self.is_silent else [self.m]

@@ -103,11 +103,18 @@ def learn_shape(
 
 
 def _log_evidence(kernel: Kernel, x: Tensor, targets: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
+    """() with the right first derivatives: that in the covariance of the targets is known, which takes
+    half the time of going back through its factor."""
     N, V = targets.shape
     eye = torch.eye(N, dtype=x.dtype, device=x.device)
-    factor = cholesky(scale * covariance(kernel, x, x) + noise * eye)
-    fit = torch.linalg.solve_triangular(factor, targets, upper=False).square().sum()
-    return -0.5 * fit - V * factor.diagonal().log().sum() - 0.5 * N * V * math.log(2 * math.pi)
+    prior = scale * covariance(kernel, x, x) + noise * eye
+    with torch.no_grad():
+        factor = cholesky(prior)
+        inverse = torch.cholesky_inverse(factor)
+        dual = inverse @ targets
+        value = -0.5 * (targets * dual).sum() - V * factor.diagonal().log().sum()
+        slope = 0.5 * (dual @ dual.mT - V * inverse)
+    return value - 0.5 * N * V * math.log(2 * math.pi) + (slope * (prior - prior.detach())).sum()
 
 
 def _some_tokens(

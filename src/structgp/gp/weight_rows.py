@@ -37,23 +37,23 @@ class SparseRows:
     ``squares_times`` : the same with the entries of X squared."""
 
     def __init__(self, x: scipy.sparse.csr_array, device: torch.device) -> None:
-        self._x, self._device = x, device
+        self.matrix, self.shape, self._device = x, x.shape, device
         self.times = _multiplier(x, device)
 
     @cached_property
     def transposed_times(self) -> Callable[[Tensor], Tensor]:
-        return _multiplier(self._x.T.tocsr(), self._device)
+        return _multiplier(self.matrix.T.tocsr(), self._device)
 
     @cached_property
     def squares_times(self) -> Callable[[Tensor], Tensor]:
-        if bool((self._x.data == 1).all()):
+        if bool((self.matrix.data == 1).all()):
             return self.transposed_times
-        return _multiplier(self._x.multiply(self._x).T.tocsr(), self._device)
+        return _multiplier(self.matrix.multiply(self.matrix).T.tocsr(), self._device)
 
     @cached_property
     def single(self) -> SparseRows:
         """The same in single precision."""
-        return SparseRows(self._x.astype(np.float32), self._device)
+        return SparseRows(self.matrix.astype(np.float32), self._device)
 
 
 def _multiplier(x: scipy.sparse.csr_array, device: torch.device) -> Callable[[Tensor], Tensor]:

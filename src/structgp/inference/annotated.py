@@ -110,7 +110,7 @@ class Annotated:
         """New counts, by the true labels under the draws that stand for the posterior."""
         found, draws = Confusions(torch.zeros_like(self.known.counts)), Draws(problem, state.noise)
         for i, batch in enumerate(problem.batches):
-            truth = truth_of(problem.structure.log_prob, draws.scores(i), batch)
+            truth = truth_of(problem.structure.log_prob, draws.scores(i, draws.functions(i)), batch)
             truth = truth * (problem.weights[i] / self.data_weight).view(-1, 1, 1)
             place, rows = self._place(i, batch)
             found.add(rows.to(found.counts.device), truth.flatten(0, 1)[place].to(found.counts))

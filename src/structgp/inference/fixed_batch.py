@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -15,11 +14,10 @@ class FixedBatch:
 
     def __init__(self, problem: Problem, i: int, added: Sequence[Tensor]) -> None:
         self._blocks, batch = problem.posterior.blocks, problem.batches[i]
-        self._draws: Any = None
+        self._weight, self._draws = problem.weights[i].double(), None
         if not problem.structure.many_templates:
             double = [x.double() for x in added]
-            given = batch.y, batch.mask, problem.weights[i].double()
-            self._draws = problem.structure.fixed_draws(*double, *given)
+            self._draws = problem.structure.fixed_draws(*double, batch.y, batch.mask, self._weight)
 
     def slopes(self, functions: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]] | None:
         """As of ``Problem.slopes``, at mean functions (B, T, R) of each block, (P,) if shared, in double
@@ -32,3 +30,15 @@ class FixedBatch:
             return None
         value, *slopes = found
         return value, [block.pull_back(slope) for block, slope in zip(self._blocks, slopes, strict=True)]
+
+    def bends(self, functions: Sequence[Tensor]) -> list[Tensor] | None:
+        """As of ``Problem.bends``, tuple by tuple; None as above."""
+        if self._draws is None:
+            return None
+        node = self._blocks[0]
+        parts = zip(self._blocks, functions, strict=True)
+        scores = [block.scores(h.double()) for block, h in parts]
+        found = self._draws.variances(*scores, None if node.has_own_functions else node.basis.double())
+        if found is None:
+            return None
+        return [self._weight.view(-1, *[1] * (bend.dim() - 1)) * bend for bend in found]

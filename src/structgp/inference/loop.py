@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
+import scipy  # its parts are imported when they are used
 import torch
 from threadpoolctl import ThreadpoolController
 
@@ -128,6 +130,13 @@ _limits: list[Any] = []
 """One entry per fit that runs now, all the same: what the first of them found."""
 
 
+@cache
+def _openblas() -> Any:
+    """Found once: looking through all libraries of the process takes milliseconds."""
+    scipy.optimize  # noqa: B018  loads what is looked for
+    return ThreadpoolController().select(internal_api="openblas")
+
+
 @contextmanager
 def one_thread_for_vectors() -> Iterator[None]:
     """SciPy's L-BFGS adds and multiplies vectors in OpenBLAS, whose threads spin while they wait: several
@@ -135,8 +144,7 @@ def one_thread_for_vectors() -> Iterator[None]:
 
     Fits may overlap, in threads of the caller's: the last to end sets back what the first one found."""
     with _lock:
-        openblas = ThreadpoolController().select(internal_api="openblas")
-        _limits.append(_limits[0] if _limits else openblas.limit(limits=1))
+        _limits.append(_limits[0] if _limits else _openblas().limit(limits=1))
     try:
         yield
     finally:

@@ -333,7 +333,9 @@ class _Visit:
     def put_back(self, duals: list[Tensor], functions: list[Tensor], value: float) -> None:
         """The new sites, in the place of the old ones. value : E[log p] there."""
         problem, state, i = self.problem, self.state, self.i
-        bends = problem.bends(i, self.scores(functions))
+        parts = zip(functions, self.offsets, strict=True)
+        found = self._fixed.bends([h.view(offset.shape[1:]) for h, offset in parts])
+        bends = problem.bends(i, self.scores(functions)) if found is None else found
         state.values[i] = value
         state.sites[i] = kept = [self._new_site(k, bend, duals[k]) for k, bend in enumerate(bends)]
         divergence = 0.0
@@ -354,7 +356,7 @@ class _Visit:
         prior = self.priors[k]
         if self.blocks[k].shared:
             bend = bend.sum(0).reshape(1, -1)
-        precision = prior.rows.squares_times(bend.reshape(dual.shape).contiguous()).clamp_(min=0)
+        precision = prior.rows.squares_times(bend.to(dual).reshape(dual.shape).contiguous()).clamp_(min=0)
         say = prior.rows.transposed_times(dual)
         linear = torch.addcmul(prior.mean, say, prior.variance).mul_(precision).add_(say)
         return Site(precision, linear, self.state.scale[k], dual).rounded()

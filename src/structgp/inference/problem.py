@@ -131,6 +131,16 @@ class Problem:
             return torch.arange(*self.starts[i : i + 2], device=self.posterior.node.m.device)
         return number
 
+    @cached_property
+    def mean_searches(self) -> list[Any]:
+        """Of each block, where its mean is looked for."""
+        all_here = self._has_room and self.together.size == 1
+        found = [self.conditional(i) for i in range(len(self.batches))] if all_here else []
+        of_blocks: list[Any] = [list(of) for of in zip(*found, strict=True)] or [None] * len(
+            self.posterior.blocks
+        )
+        return [b.mean_search(of) for b, of in zip(self.posterior.blocks, of_blocks, strict=True)]
+
     @property
     def own(self) -> range:
         """The batches that this process computes."""

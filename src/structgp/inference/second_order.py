@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from structgp.errors import InputError
+from structgp.gp.mean_search import MeanSearch
 from structgp.inference.bound import lower_bound
 from structgp.inference.fixed_batch import FixedBatch
 from structgp.inference.lbfgs import minimize
@@ -190,30 +191,41 @@ class Draws:
             added = [b.scores(b.scale * offset) for b, offset in zip(self.blocks, offsets, strict=True)]
             self._fixed.append(FixedBatch(problem, i, added))
 
-    def slopes(self, i: int) -> tuple[Tensor, list[Tensor]]:
-        """``Problem.slopes`` of batch i."""
+    def slopes(self, i: int, functions: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """``Problem.slopes`` of batch i at mean functions (B, T, R) of each block, (P,) if shared."""
+        found = self._fixed[i].slopes(functions)
+        return self.problem.slopes(i, self.scores(i, functions)) if found is None else found
+
+    def bends(self, i: int, functions: Sequence[Tensor], joint: bool) -> list[Tensor]:
+        """``Problem.bends``, likewise."""
+        found = None if joint else self._fixed[i].bends(functions)
+        return self.problem.bends(i, self.scores(i, functions), joint) if found is None else found
+
+    def functions(self, i: int) -> list[Tensor]:
+        """Those on batch i at the mean of the posterior."""
         parts = zip(self.blocks, self.problem.conditional(i), strict=True)
-        found = self._fixed[i].slopes([block.scale * c.times(block.m) for block, c in parts])
-        return self.problem.slopes(i, self.scores(i)) if found is None else found
+        return [block.scale * c.times(block.m) for block, c in parts]
 
-    def scores(self, i: int) -> list[Tensor]:
-        """The scores of every template on batch i."""
-        parts = zip(self.blocks, self.problem.conditional(i), self.offsets[i], strict=True)
-        return [block.scores((c.times(block.m) + offset).mul_(block.scale)) for block, c, offset in parts]
+    def scores(self, i: int, functions: Sequence[Tensor]) -> list[Tensor]:
+        """The scores of every template on batch i at the draws."""
+        parts = zip(self.blocks, functions, self.offsets[i], strict=True)
+        return [block.scores(h + block.scale * offset) for block, h, offset in parts]
 
-    def value_and_gradients(self) -> tuple[Tensor, list[Tensor]]:
-        """The expected log-likelihood and its gradients in the means of each block."""
+    def value(self, searches: Sequence[MeanSearch]) -> Tensor:
+        """The expected log-likelihood where the searches are; they are told its derivatives, in place."""
         value = self.problem.posterior.node.m.new_zeros(())
-        grads = [torch.zeros_like(block.m) for block in self.blocks]
         for i in range(len(self.offsets)):
-            total, slopes = self.slopes(i)
+            here = self.problem.conditional(i)
+            functions = [s.functions(i, c) for s, c in zip(searches, here, strict=True)]
+            total, slopes = self.slopes(i, functions)
             value = value + total
-            parts = zip(self.blocks, self.problem.conditional(i), slopes, grads, strict=True)
-            for block, conditional, slope, grad in parts:
-                grad += block.scale * conditional.transposed_times(slope)
+            for search, conditional, slope in zip(searches, here, slopes, strict=True):
+                search.add(i, conditional, slope)
         if self.problem.together.size > 1:
-            value, *grads = self.problem.together.sum(value, *grads)
-        return value, grads
+            value, *gradients = self.problem.together.sum(value, *(s.gradient for s in searches))
+            for search, gradient in zip(searches, gradients, strict=True):
+                search.gradient = gradient
+        return value
 
 
 @dataclass(frozen=True)
@@ -230,30 +242,29 @@ class Means:
 def _fit_means(draws: Draws, steps: int, tolerance: float) -> Means:
     """Maximises the bound over the means of all blocks, in place: at most ``steps`` L-BFGS steps, until one
     gains less than ``tolerance`` of the value."""
-    blocks, calls, best = draws.blocks, 0, (math.inf, math.inf)
-    began = [block.m.clone() for block in blocks]
-    sizes = [m.numel() for m in began]
+    problem, calls, best = draws.problem, 0, (math.inf, math.inf)
+    searches = problem.mean_searches
+    sizes = [s.begin(factor) for s, factor in zip(searches, problem.prior_factors, strict=True)]
 
     def place(flat: Tensor) -> Tensor:
-        """Sets the means; returns their part of the divergence."""
-        for block, m, step in zip(blocks, began, flat.split(sizes), strict=True):
-            block.m.copy_(m + block.root_times(step.view_as(m)))
-        return 0.5 * torch.stack([block.m.square().sum() for block in blocks]).sum()
+        """Moves the means; returns their part of the divergence."""
+        parts = zip(searches, flat.split(sizes), strict=True)
+        return torch.stack([search.move(x) for search, x in parts]).sum()
 
     def negative(flat: Tensor) -> tuple[float, Tensor]:
         nonlocal calls, best
         calls += 1
-        penalty = place(flat)
-        value, grads = draws.value_and_gradients()
-        parts = zip(blocks, grads, strict=True)
-        slopes = [block.root_transposed_times(grad - block.m).reshape(-1) for block, grad in parts]
-        found, slope = float(penalty - value), -torch.cat(slopes)
+        found = float(place(flat) - draws.value(searches))
+        slope = torch.cat([search.slope() for search in searches])
         best = min(best, (found, 0.5 * float(slope @ slope)))
         return found, slope
 
-    zero = began[0].new_zeros(sum(sizes))
+    zero = draws.blocks[0].m.new_zeros(sum(sizes))
     x, least = minimize(negative, zero, steps=steps, memory=10, tolerance=tolerance)
-    return Means(place(x) - least, best[1], calls * draws.n_draws * draws.problem.n_sequences)
+    expected = place(x) - least
+    for search in searches:
+        search.settle()
+    return Means(expected, best[1], calls * draws.n_draws * problem.n_sequences)
 
 
 def _fit_covariances(draws: Draws, wants_slopes: bool = False) -> tuple[list[Slopes], int]:
@@ -265,8 +276,9 @@ def _fit_covariances(draws: Draws, wants_slopes: bool = False) -> tuple[list[Slo
     sums, found = [block.curvature_sum() for block in blocks], [Slopes() for _ in blocks]
     wants_slopes = wants_slopes and any(block.learns_from_slopes for block in blocks)
     for i in range(len(problem.batches)):
-        bends, here = problem.bends(i, draws.scores(i), joint), problem.conditional(i)
-        slopes = draws.slopes(i)[1] if wants_slopes else None
+        functions, here = draws.functions(i), problem.conditional(i)
+        bends = draws.bends(i, functions, joint)
+        slopes = draws.slopes(i, functions)[1] if wants_slopes else None
         for k, bend in enumerate(bends):
             sums[k].add(here[k], bend)
             if slopes is not None and blocks[k].learns_from_slopes:

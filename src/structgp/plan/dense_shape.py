@@ -34,7 +34,14 @@ evidence, R N^3, half a second on one core."""
 REGRESSION_TOKENS = 700
 """Most tokens that a shape is learned from by regression."""
 
-OPTIMIZER = SecondOrder(n_draws=8, learning_rounds=6, learning_tolerance=0.02, max_rounds=6)
+COARSE = SecondOrder(n_draws=8, learning_rounds=16, learning_tolerance=0.002, max_rounds=16)
+FINE = SecondOrder(n_draws=8, learning_rounds=5, learning_tolerance=0.005, max_rounds=5)
+"""On half of those tokens, at an eighth of the cost, and then on all of them: size and length-scale trade
+off, and take more rounds to settle than a size alone. On generated data of ``experiments.length_scales``
+(seeds 100 to 102), six rounds on all tokens left length-scales up to 30 % too long."""
+
+FEWEST_TO_HALVE = 200
+"""Tokens from which half of them come first: fewer are quick anyway."""
 
 
 @dataclass(frozen=True)
@@ -60,23 +67,44 @@ class DenseShape:
 
 def by_bound(options: Options, plan: Plan, examples: Examples, generator: torch.Generator) -> DenseShape:
     """On sequences drawn at random, each counted once. Cost: some 50 times R N^3 for N tokens."""
-    V, basis = examples.n_labels, _basis(plan, examples)
-    most = int(min(TOKENS, (WORK / (V if basis is None else basis.shape[1])) ** (1 / 3)))
+    basis = _basis(plan, examples)
+    R = examples.n_labels if basis is None else basis.shape[1]
+    most = int(min(TOKENS, (WORK / R) ** (1 / 3), examples.n_tokens))
+    shape = DenseShape("bound", {}, basis, plan.transition_sd)
+    if most >= FEWEST_TO_HALVE:
+        shape = _on_bound(options, plan, examples, generator, shape, most // 2, COARSE)
+    return _on_bound(options, plan, examples, generator, shape, most, FINE)
+
+
+def _on_bound(
+    options: Options,
+    plan: Plan,
+    examples: Examples,
+    generator: torch.Generator,
+    start: DenseShape,
+    most: int,
+    optimizer: SecondOrder,
+) -> DenseShape:
+    """A shape learned on so many tokens, from another one; one without parameters stands for the kernel as
+    it is built."""
+    V = examples.n_labels
     part = _cropped(examples.part(sample(examples, most, generator)), most)
     tokens = np.concatenate([plan.split.node.select(rows) for rows in part.rows if len(rows)])
     kernel = _kernel(options, plan, torch.from_numpy(tokens))
     dense, columns = split_kernel(kernel)[1:]
+    if start.parameters:
+        start.give(dense)
     # All rows: those that are enough under one length-scale leave much open under a shorter one.
     dense.whole = True
     dense.place(torch.from_numpy(tokens)[:, columns].unique(dim=0))
-    node, table = DenseWeights(kernel, (V,), basis), Table((V, V), plan.transition_sd)
+    node, table = DenseWeights(kernel, (V,), start.basis), Table((V, V), start.transition_sd)
     node.learns_shape = True
     data = part.rows, part.y, part.encoder.pad_row, BATCH_TOKENS, part.weights
     batches = [plan.split(batch) for batch in make_batches(*data)]
     posterior = Posterior({"node": node, "next": table})
     device, structure = plan.device.value, plan.structure.value
-    history = train(posterior, structure, batches, OPTIMIZER, "a pilot", device=device, generator=generator)
-    pilot = Pilot(None if basis is None else node.basis, table.prior_sd, len(tokens), history)
+    history = train(posterior, structure, batches, optimizer, "a pilot", device=device, generator=generator)
+    pilot = Pilot(None if start.basis is None else node.basis, table.prior_sd, len(tokens), history)
     return DenseShape("bound", _parameters(dense), pilot.basis, pilot.transition_sd, pilot)
 
 

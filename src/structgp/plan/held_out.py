@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,9 @@ from structgp.plan.trials import (
     BySpread,
     Candidate,
     Predictions,
+    best_spread,
     interpolated,
+    joined,
     lowest,
     nearest,
     search,
@@ -90,15 +93,18 @@ def choose(
         _variants(options, plan, examples),
         SPREADS if isinstance(asked, str) else (float(asked),),
     )
-    n, searches = search(lambda candidate: folds.predict(candidate, spreads), variants)
+    n, searches = search(partial(folds.predict, spreads), variants, len(folds.folds))
     weight, spread = lowest(searches[n])
     near = nearest(searches[n], weight)
+    again = folds.look_again(replace(variants[n], data_weight=near), searches[n][near], spread)
+    spread = spread if again is None else best_spread(again)
     f1, threshold = folds.expected_f1(replace(variants[n], data_weight=near), spread)
     mine = torch.tensor([weight, spread, n, f1, threshold], dtype=torch.float64)
     (agreed,) = together.sum(mine * together.is_first)
     weight, spread, chosen_n, f1, threshold = agreed.tolist()
     best, tried = variants[int(chosen_n)], searches[int(chosen_n)]
     at = interpolated({w: by_spread[spread] for w, by_spread in tried.items()}, weight)
+    at = at if again is None else again[spread]
     curve = folds.curve(replace(best, data_weight=nearest(tried, weight)), spread) or USUAL
     shrinks = curve.shrinks(folds.n_fitted, examples.n_tokens)
     found = {
@@ -148,28 +154,45 @@ def _variants(options: Options, plan: Plan, examples: Examples) -> list[Candidat
 class Folds:
     """Fits to parts of the training data, each of which leaves out a fold. n_judged : left-out tokens that
     have a label, one which occurs in the rest too. n_fitted : tokens that a fold is fitted
-    to, on average."""
+    to, on average. further : folds beyond those that have left out enough, where features are dense."""
 
     def __init__(self, options: Options, plan: Plan, examples: Examples) -> None:
-        self.folds = []
-        for n, parts in enumerate(_parts(options, plan, examples), 1):
+        self.folds: list[Fold] = []
+        self.further: list[Fold] = []
+        for n, (*parts, is_needed) in enumerate(_parts(options, plan, examples), 1):
             # Draws of its own in each fold, so that their errors average out, and the same ones for all
             # candidates.
             seed = (int(options.random_state) + n) % 2**63
             left_out, rest = map(examples.part, parts)
-            self.folds.append(Fold(replace(options, random_state=seed), _shorter(plan), rest, left_out))
-        self.n_judged = sum(int(judged.sum()) for fold in self.folds for judged in fold.judged)
+            where = self.folds if is_needed else self.further
+            where.append(Fold(replace(options, random_state=seed), _shorter(plan), rest, left_out))
+        self.n_halved = min(HALVED, len(self.folds))
         self.n_fitted = float(np.mean([fold.examples.n_tokens for fold in self.folds] or [0]))
         self.n_tried = 0
 
-    def predict(self, candidate: Candidate, spreads: Sequence[float] = (1.0,)) -> BySpread:
-        """What all folds predict under a candidate, by spread."""
+    def predict(self, spreads: Sequence[float], candidate: Candidate, k: int) -> BySpread:
+        """What fold k predicts under a candidate, by spread."""
         self.n_tried += 1
-        told = "choosing how often sequences count, by cross-validation: try %d (%g times)"
-        logger.info(told, self.n_tried, candidate.data_weight)
-        found = [fold.predict(candidate, spreads) for fold in self.folds]
-        parts = zip(spreads, zip(*found, strict=True), strict=True)
-        return {spread: Predictions(*np.concatenate(sums).T) for spread, sums in parts}
+        told = "choosing how often sequences count, by cross-validation: try %d (%g times, fold %d)"
+        logger.info(told, self.n_tried, candidate.data_weight, k + 1)
+        found = self.folds[k].predict(candidate, spreads)
+        return {spread: Predictions(*sums.T) for spread, sums in zip(spreads, found, strict=True)}
+
+    @property
+    def n_judged(self) -> int:
+        return sum(int(judged.sum()) for fold in self.folds for judged in fold.judged)
+
+    def look_again(self, candidate: Candidate, found: BySpread, spread: float) -> BySpread | None:
+        """What was found under a candidate, with what the further folds predict too; these are among the
+        folds then. None where there are none, and where the spread that was taken is the best one already:
+        a second look is worth its fits only where caution decided. On digit strings of
+        ``experiments.digits`` (seeds 100 and 101), draws that the first fold alone chose were too wide."""
+        if not self.further or spread == best_spread(found):
+            return None
+        parts = [fold.predict(candidate, list(found)) for fold in self.further]
+        self.folds, self.further = self.folds + self.further, []
+        looked = zip(found.items(), zip(*parts, strict=True), strict=True)
+        return {v: joined([before, *(Predictions(*of.T) for of in sums)]) for (v, before), sums in looked}
 
     def expected_f1(self, candidate: Candidate, spread: float) -> tuple[float, float]:
         """The F1 that the folds expect of their best spans under a candidate that was tried, and the
@@ -184,7 +207,8 @@ class Folds:
         fit to half of a fold's tokens for each of ``HALVED`` folds."""
         logger.info("choosing how often sequences count, by cross-validation: fits to half as much")
         key, few, many, tokens = (*candidate.key, spread), [], [], []
-        for fold, part in ((fold, fold.half()) for fold in self.folds[:HALVED] if key in fold.answers):
+        asked = [fold for fold in self.folds[: self.n_halved] if key in fold.answers]
+        for fold, part in ((fold, fold.half()) for fold in asked):
             if part is not None:
                 few.append(part.predict(candidate, (spread,))[0])
                 many.append(fold.judge(fold.answers[key].marginals, part.judged))
@@ -195,22 +219,23 @@ class Folds:
         return Curve.through(half, whole, *np.mean(tokens, axis=0).tolist())
 
 
-def _parts(options: Options, plan: Plan, examples: Examples) -> Iterator[tuple[list[int], list[int]]]:
-    """Of each fold, the sequences that it leaves out, and those that it is fitted to."""
+def _parts(options: Options, plan: Plan, examples: Examples) -> Iterator[tuple[list[int], list[int], bool]]:
+    """Of each fold, the sequences that it leaves out, those that it is fitted to, and whether it is needed:
+    whether those before it have not left out enough."""
     lengths = np.array([len(rows) for rows in examples.rows])
     order = np.random.default_rng(int(options.random_state)).permutation(np.flatnonzero(lengths))
     enough, most = CHEAP if plan.has_weights and not plan.has_dense else COSTLY
     left_out = 0
     for fold in np.array_split(order, min(N_FOLDS, len(order))):
-        if left_out >= enough:
+        if left_out >= enough and not plan.has_dense:
             return
         rest = order[~np.isin(order, fold)]
         rest = rest[: int(np.searchsorted(lengths[rest].cumsum(), most)) + 1]
         cut = int(np.searchsorted(lengths[fold].cumsum(), enough)) + 1
         fold = fold[: max(cut, FEWEST_LEFT_OUT)]
         if _can_learn(plan, lengths[rest]):
+            yield sorted(fold.tolist()), sorted(rest.tolist()), left_out < enough
             left_out += int(lengths[fold].sum())
-            yield sorted(fold.tolist()), sorted(rest.tolist())
 
 
 def _shorter(plan: Plan) -> Plan:

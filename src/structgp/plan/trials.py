@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
+import scipy  # its parts are imported when they are used
 
 from structgp.plan.dense_shape import DenseShape
 
@@ -30,8 +31,7 @@ seen to choose draws that were too narrow, on test data of three random training
 (seeds 0 to 2 of ``experiments.few``)."""
 
 LEAST_GAP, STANDARD_ERRORS = 0.02, 2.0
-"""Confidence is called too low or too high if it differs from accuracy by more than both. By so many
-standard errors a variant has to be worse than another to be dropped after one weight."""
+"""Confidence is called too low or too high if it differs from accuracy by more than both."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Predictions:
 
     def mean(self, name: str) -> float:
         """Of one of the sums, per token."""
-        return float(getattr(self, name).sum() / self.tokens.sum())
+        return float(np.sum(getattr(self, name)) / self.tokens.sum())
 
     def error_of_difference(self, other: Predictions) -> float:
         """Standard error of the difference between this loss and another on the same tokens, from its
@@ -86,11 +86,14 @@ class Predictions:
         return math.sqrt((away**2).sum()) / float(self.tokens.sum())
 
     def is_clearly_worse(self, other: Predictions) -> bool:
-        """Whether this loss is larger by more than ``STANDARD_ERRORS`` of the difference; never from a
-        single sequence."""
+        """Whether this loss is larger by more than chance has it in one of 40 cases, by Student's t over
+        sequences: two standard errors of the difference, more where sequences are few; never from a single
+        one."""
         N = len(self.tokens)
-        error = self.error_of_difference(other) * math.sqrt(N / (N - 1)) if N > 1 else math.inf
-        return self.loss - other.loss > STANDARD_ERRORS * error
+        if N < 2:
+            return False
+        error = self.error_of_difference(other) * math.sqrt(N / (N - 1))
+        return self.loss - other.loss > float(scipy.special.stdtrit(N - 1, 0.975)) * error
 
     @property
     def error_ratio(self) -> tuple[float, float]:
@@ -103,6 +106,12 @@ class Predictions:
         spread = ((wrong - ratio * expected) ** 2).sum() * N / max(1, N - 1)
         error = math.sqrt(spread) / (wrong.sum() + 0.5)
         return float(ratio), float(max(error, 1 / math.sqrt(wrong.sum() + 0.5)))
+
+    def moved(self, mine: Predictions, theirs: Predictions) -> Predictions:
+        """With every sum per token as much larger as that of ``mine`` is than that of ``theirs``."""
+        tokens = self.tokens
+        by = (mine.mean(name) - theirs.mean(name) for name in vars(self))
+        return Predictions(*(x + d * tokens for x, d in zip(vars(self).values(), by, strict=True)))
 
     def mixed(self, other: Predictions, share: float) -> Predictions:
         """The average with ``other``, which has this share."""
@@ -122,55 +131,117 @@ class Predictions:
         return f"Confidence {words}: {sure:.0%} sure on average, right in {right:.0%}."
 
 
+def joined(parts: Sequence[Predictions]) -> Predictions:
+    """Those of all sequences of several parts."""
+    sums = ([np.broadcast_to(x, p.tokens.shape) for x in vars(p).values()] for p in parts)
+    return Predictions(*map(np.concatenate, zip(*sums, strict=True)))
+
+
 BySpread: TypeAlias = dict[float, Predictions]
+Predict: TypeAlias = Callable[[Candidate, int], BySpread]
+"""What a fold, by its number, predicts under a candidate."""
+
+
+class Trial:
+    """A candidate on its way through the folds. parts : what each of them predicts, so far. is_out :
+    whether it was seen to be clearly worse than another, and goes no further."""
+
+    def __init__(self, candidate: Candidate, predict: Predict) -> None:
+        self.candidate, self._predict = candidate, predict
+        self.parts: list[BySpread] = []
+        self.is_out = False
+
+    def go_on(self, n: int) -> None:
+        """Through the first n folds."""
+        while len(self.parts) < n:
+            self.parts.append(self._predict(self.candidate, len(self.parts)))
+
+    def after(self, n: int) -> BySpread:
+        """What the first n folds predict together, by spread."""
+        return {spread: joined([part[spread] for part in self.parts[:n]]) for spread in self.parts[0]}
+
+    def best(self, n: int | None = None) -> Predictions:
+        """That under the best spread, of the first n folds."""
+        found = self.after(len(self.parts) if n is None else n)
+        return min(found.values(), key=lambda predictions: predictions.loss)
+
+    @property
+    def loss(self) -> float:
+        return self.best().loss
+
+    def is_clearly_worse(self, other: Trial, n: int) -> bool:
+        """After n folds."""
+        return self.best(n).is_clearly_worse(other.best(n))
+
+    def complete(self, other: Trial) -> None:
+        """Takes the folds that it has not been through from another trial, as much worse per token as it
+        is on those that both have."""
+        n = len(self.parts)
+        mine, theirs = self.after(n), other.after(n)
+        for part in other.parts[n:]:
+            self.parts.append({v: part[v].moved(mine[v], theirs[v]) for v in part})
+
+
+def race(trials: Sequence[Trial], n_folds: int) -> None:
+    """Sends trials through all folds, without those that are clearly worse than another after one of them.
+    What is left of these is taken from the best."""
+    for n in range(1, n_folds + 1):
+        going = [trial for trial in trials if not trial.is_out]
+        for trial in going:
+            trial.go_on(n)
+        best = min(going, key=lambda trial: trial.best(n).loss)
+        for trial in going:
+            if len(trial.parts) == n < n_folds:
+                trial.is_out = trial.is_clearly_worse(best, n)
+    for trial in trials:
+        if len(trial.parts) < n_folds:
+            trial.complete(best)
 
 
 def search(
-    predict: Callable[[Candidate], BySpread], variants: Sequence[Candidate] = (Candidate(),)
+    predict: Predict, variants: Sequence[Candidate] = (Candidate(),), n_folds: int = 1
 ) -> tuple[int, list[dict[float, BySpread]]]:
     """What weights predict under each variant, by weight and spread, and the number of the variant that
     predicts best. Each is as good as under its best spread.
 
-    All variants are tried under the larger of the first weights, and those that are not clearly worse under
-    a second one: a larger one where confidence is too low, which a larger weight raises, else the smaller
-    of the first weights. The best variant goes on alone: to larger weights while they get better, or else
-    to the smaller one, and to the usual one if that is better."""
+    All variants are tried on the first fold under the larger of the first weights, and those that are not
+    clearly worse under a second one: a larger one where confidence is too low, which a larger weight
+    raises, else the smaller of the first weights. All of them go on through the folds (``race``). The best
+    variant goes on alone: to larger weights while they get better, or else to the smaller one, and to the
+    usual one if that is better."""
     low, high = FIRST_WEIGHTS
-    tried = [{high: predict(replace(variant, data_weight=high))} for variant in variants]
-
-    def gains(n: int, weight: float) -> bool:
-        """Whether a weight is better than all those tried before."""
-        before = min(map(_least, tried[n].values()))
-        tried[n][weight] = predict(replace(variants[n], data_weight=weight))
-        return _least(tried[n][weight]) < before
-
-    first = min((found[high] for found in tried), key=_least)
-    best, plain = _best(first), next(iter(first.values()))
+    tried = [{high: Trial(replace(variant, data_weight=high), predict)} for variant in variants]
+    for found in tried:
+        found[high].go_on(1)
+    first = min((found[high] for found in tried), key=lambda trial: trial.loss)
+    plain = next(iter(first.parts[0].values()))
     timid = plain.mean("confidence") < plain.mean("right") and STEP * high <= LARGEST_WEIGHT
     second = STEP * high if timid else low
-    better = {
-        n: gains(n, second)
-        for n, found in enumerate(tried)
-        if not _best(found[high]).is_clearly_worse(best)
-    }
-    n = min(better, key=lambda n: min(map(_least, tried[n].values())))
-    if timid and not better[n]:
-        gains(n, low)
-    here, weight = tried[n], STEP * (second if timid else high)
-    if low in here and _least(here[low]) <= _least(here[high]):
-        gains(n, USUAL_WEIGHT)
-    elif not timid or better[n]:
-        while weight <= LARGEST_WEIGHT and gains(n, weight):
+    for found, variant in zip(tried, variants, strict=True):
+        if not found[high].is_clearly_worse(first, 1):
+            found[second] = Trial(replace(variant, data_weight=second), predict)
+    race([trial for found in tried for trial in found.values()], n_folds)
+
+    best = min((trial.loss, n, w) for n, found in enumerate(tried) for w, trial in found.items())
+    n, here = best[1], tried[best[1]]
+
+    def gains(weight: float) -> bool:
+        """Whether a weight is better than all those tried before."""
+        before = min(here.values(), key=lambda trial: trial.loss)
+        here[weight] = Trial(replace(variants[n], data_weight=weight), predict)
+        race([before, here[weight]], n_folds)
+        return here[weight].loss < before.loss
+
+    better = second in here and here[second].loss < here[high].loss
+    if timid and not better:
+        gains(low)
+    weight = STEP * (second if timid else high)
+    if low in here and here[low].loss <= here[high].loss:
+        gains(USUAL_WEIGHT)
+    elif not timid or better:
+        while weight <= LARGEST_WEIGHT and gains(weight):
             weight *= STEP
-    return n, [dict(sorted(found.items())) for found in tried]
-
-
-def _best(found: BySpread) -> Predictions:
-    return min(found.values(), key=lambda predictions: predictions.loss)
-
-
-def _least(found: BySpread) -> float:
-    return _best(found).loss
+    return n, [{w: found[w].after(n_folds) for w in sorted(found)} for found in tried]
 
 
 def penalised(tried: dict[float, BySpread]) -> dict[float, dict[float, float]]:
@@ -192,6 +263,11 @@ def lowest(tried: dict[float, BySpread]) -> tuple[float, float]:
     losses = penalised(tried)
     spread = min(losses, key=lambda spread: min(losses[spread].values()))
     return lowest_weight(losses[spread]), spread
+
+
+def best_spread(found: BySpread) -> float:
+    """The one with the lowest loss, without caution: of a thousand tokens or more."""
+    return min(found, key=lambda spread: found[spread].loss)
 
 
 def lowest_weight(losses: dict[float, float]) -> float:

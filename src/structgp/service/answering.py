@@ -4,6 +4,7 @@ Answers do not depend on who else asks: every batch function gives the same answ
 
 from __future__ import annotations
 
+import asyncio
 import math
 import queue
 import threading
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from structgp.errors import InputError, StructgpError
 
@@ -38,13 +39,19 @@ DIGITS = 6
 
 @dataclass(frozen=True)
 class _Waiting:
+    """loop : that the future belongs to, None if any thread may settle it."""
+
     X: Sequence[Any]
     detail: str
-    future: Future[list[dict[str, Any]]]
+    future: Any
+    loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def n_tokens(self) -> int:
         return sum(map(_n_tokens, self.X))
+
+
+Settled: TypeAlias = tuple[_Waiting, "list[dict[str, Any]] | Exception"]
 
 
 def _n_tokens(x: Any) -> int:
@@ -83,11 +90,21 @@ class Answerer:
     def ask(self, X: Sequence[Any], detail: str = "probabilities") -> Future[list[dict[str, Any]]]:
         """One answer per sequence, or in the future's exception the InputError of this X alone."""
         future: Future[list[dict[str, Any]]] = Future()
-        if self._closed:
-            future.set_exception(StructgpError("the service is ending"))
-        else:
-            self._queue.put(_Waiting(X, detail, future))
+        self._put(_Waiting(X, detail, future))
         return future
+
+    async def answers(self, X: Sequence[Any], detail: str = "probabilities") -> list[dict[str, Any]]:
+        """The same for an event loop, which is woken once for all of its requests in a batch."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[dict[str, Any]]] = loop.create_future()
+        self._put(_Waiting(X, detail, future, loop))
+        return await future
+
+    def _put(self, waiting: _Waiting) -> None:
+        if self._closed:
+            _settle([(waiting, StructgpError("the service is ending"))])
+        else:
+            self._queue.put(waiting)
 
     def close(self) -> None:
         """Answers what waits, and ends."""
@@ -119,7 +136,7 @@ class Answerer:
                     batch.append(more)
                     n += more.n_tokens
             crowd = len(batch) + self._queue.qsize()
-            self._answer(batch)
+            _settle(self._answered(batch))
             ended = time.perf_counter()
             seconds = ended - began
             if ending:
@@ -135,22 +152,18 @@ class Answerer:
             time.sleep(STEP)
             now = time.perf_counter()
 
-    def _answer(self, batch: list[_Waiting]) -> None:
+    def _answered(self, batch: list[_Waiting]) -> list[Settled]:
+        """What each of a batch is told: its answers, or the error of its own sequences."""
         tagger, number = self.tagger, self.number
         try:
             parts = _in_parts([x for w in batch for x in w.X])
             found = iter([a for some in parts for a in answers_of(tagger, some, batch[0].detail, number)])
         except Exception as error:
             if len(batch) == 1:
-                _fail(batch[0].future, _of_the_whole(tagger, batch[0].X, error))
-                return
-            for waiting in batch:  # one of them is at fault, and the others need not know
-                self._answer([waiting])
-            return
-        for waiting in batch:
-            own = [next(found) for _ in waiting.X]
-            if waiting.future.set_running_or_notify_cancel():
-                waiting.future.set_result(own)
+                return [(batch[0], _of_the_whole(tagger, batch[0].X, error))]
+            # One of them is at fault, and the others need not know.
+            return [told for waiting in batch for told in self._answered([waiting])]
+        return [(waiting, [next(found) for _ in waiting.X]) for waiting in batch]
 
 
 def _of_the_whole(tagger: Any, X: Sequence[Any], error: Exception) -> Exception:
@@ -162,9 +175,27 @@ def _of_the_whole(tagger: Any, X: Sequence[Any], error: Exception) -> Exception:
     return error
 
 
-def _fail(future: Future[Any], error: Exception) -> None:
-    if future.set_running_or_notify_cancel():
-        future.set_exception(error)
+def _settle(found: Sequence[Settled]) -> None:
+    """Tells all of a batch, from any thread. Whoever has gone meanwhile is not told."""
+    by_loop: dict[Any, list[Settled]] = {}
+    for told in found:
+        by_loop.setdefault(told[0].loop, []).append(told)
+    for loop, some in by_loop.items():
+        if loop is None:
+            _tell([told for told in some if told[0].future.set_running_or_notify_cancel()])
+        else:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(_tell, some)
+
+
+def _tell(found: Sequence[Settled]) -> None:
+    for waiting, told in found:
+        if waiting.future.done():
+            continue
+        if isinstance(told, Exception):
+            waiting.future.set_exception(told)
+        else:
+            waiting.future.set_result(told)
 
 
 def answers_of(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +54,7 @@ class Guard:
             return
         try:
             self._check(scope)
-            body = await asyncio.wait_for(self._body(scope, receive), self.seconds)
+            body = await self._body_in_time(receive)
         except Refused as refused:
             await _answer(send, refused.status, str(refused))
             return
@@ -103,7 +104,13 @@ class Guard:
             given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         return hmac.compare_digest(given.encode(), self.token.encode())
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
+    async def _body_in_time(self, receive: Receive) -> bytes | None:
+        if sys.version_info >= (3, 11):
+            async with asyncio.timeout(self.seconds):
+                return await self._body(receive)
+        return await asyncio.wait_for(self._body(receive), self.seconds)  # which makes a task each time
+
+    async def _body(self, receive: Receive) -> bytes | None:
         """The whole body; None if the client has gone."""
         parts, size = [], 0
         while True:

@@ -15,14 +15,14 @@ from structgp.service.openapi import openapi
 from structgp.service.reasons import why
 from structgp.service.requests import answering, name_in, number_in, only
 from structgp.service.session import Session
-from structgp.service.tag_requests import tag_route
+from structgp.service.tag_requests import Tagging
 
 MOST_WITNESSES = 300
 """Labelled sequences, the latest, among which 'why' looks for like tokens: half a second of one core."""
 OPENED = ("search", "review")
 
 
-def label_app(session: Session, default_name: str) -> Starlette:
+def label_app(session: Session, default_name: str) -> Tagging:
     """The application. default_name : what the page proposes as the annotator's name."""
     calls = Calls(session)
     html = page({"annotator": default_name, "tags": session.tags.to_json(), "pool": session.pool.name})
@@ -43,11 +43,10 @@ def label_app(session: Session, default_name: str) -> Starlette:
         "/why": calls.why,
     }
     writes = {"/labels": calls.labels, "/undo": calls.undo, "/bulk": calls.accept_bulk}
-    return Starlette(
+    rest = Starlette(
         routes=[
             Route("/", show),
             Route("/openapi.json", describe),
-            tag_route(session.answerer, session.pool.reader),
             *(Route(path, answering(call), methods=["GET"]) for path, call in reads.items()),
             *(
                 Route(path, answering(call, needs_body=True), methods=["POST"])
@@ -55,6 +54,7 @@ def label_app(session: Session, default_name: str) -> Starlette:
             ),
         ]
     )
+    return Tagging(session.answerer, session.pool.reader, rest)
 
 
 class Calls:

@@ -25,26 +25,26 @@ def answering(function: Callable[[Any], Any], needs_body: bool = False) -> Handl
 
     async def handle(request: Request) -> Response:
         try:
-            given: Any = await body_of(request) if needs_body else dict(request.query_params)
+            given: Any = parsed(await request.body()) if needs_body else dict(request.query_params)
             return JSONResponse(await run_in_threadpool(function, given))
         except StoreError as error:
             return JSONResponse({"error": str(error)}, 503)
         except InputError as error:
-            return wrong(error)
+            return JSONResponse(mistake(error), 400)
         except StructgpError as error:
             return JSONResponse({"error": str(error)}, 503)
 
     return handle
 
 
-def wrong(error: InputError) -> JSONResponse:
+def mistake(error: InputError) -> dict[str, str]:
+    """What an answer with status 400 says."""
     told = {"place": error.place, "problem": error.problem, "remedy": error.remedy}
-    shown = {name: cut(text) for name, text in told.items()}
-    return JSONResponse({"error": str(error), **shown}, 400)
+    return {"error": str(error)} | {name: cut(text) for name, text in told.items()}
 
 
-async def body_of(request: Request) -> dict[str, Any]:
-    body = await request.body()
+def parsed(body: bytes) -> dict[str, Any]:
+    """The JSON object that a body holds."""
     try:
         given = json.loads(body)
     except (ValueError, RecursionError) as error:

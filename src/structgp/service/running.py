@@ -81,7 +81,9 @@ async def _serve(server: Any, listening: socket.socket, ready: Callable[[], None
 def listen(place: Place) -> socket.socket:
     """The socket of a service: a port that is taken is found out before anything else is done."""
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+    # With the protocol named, asyncio sends at once what it is given (TCP_NODELAY). Otherwise the body of
+    # an answer waits up to 40 ms until the client has acknowledged the head.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((place.host.strip("[]"), place.port))
@@ -95,10 +97,11 @@ def listen(place: Place) -> socket.socket:
 
 def _protocol() -> Any:
     """uvicorn's, with a limit on the time that a client may take for its first head. Once a request is
-    there, ``Guard`` watches the time, and uvicorn's own limit holds between requests."""
-    from uvicorn.protocols.http.h11_impl import H11Protocol
+    there, ``Guard`` watches the time, and uvicorn's own limit holds between requests. Requests are read by
+    httptools where it is installed: h11 is written in Python, and takes 0.07 ms longer for each."""
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-    class Timely(H11Protocol):
+    class Timely(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self.loop.call_later(FIRST_BYTES, self._late)

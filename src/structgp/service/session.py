@@ -203,9 +203,8 @@ class Session:
             if not undone.events:
                 return None
             last = undone.events[-1]
-            for e in undone.events:
-                if e.sequence not in self._order:
-                    self._order.insert(0, e.sequence)
+            ahead = set(self._order)
+            self._order[:0] = [e.sequence for e in undone.events if e.sequence not in ahead]
             found = self.shown(last.sequence, last.stream, self.suggestions.of(last.sequence))
             for i in [i for i, held in self._leases.items() if held.annotator == annotator]:
                 del self._leases[i]

@@ -78,11 +78,16 @@ def edges(name: str, symmetric: bool = False, labels: int = 2, features: bool = 
     return Spec((NODE, Template(f"edge {name}", labels, rule="edge", key=name, symmetric=symmetric, **own)))
 
 
-def layers(**declared: Spec) -> Spec:
+def layers(*, ties: Iterable[int] = (0,), **declared: Spec) -> Spec:
     """Several labels per token, each layer with a structure of its own, tied by one table for each two
     successive layers: ``layers(pos=chain(), chunk=chain())``. Labels of a sequence are given and returned
     as a dict from layer to a list of labels. Cost: the junction tree of two chains of U and V labels takes
-    O(T U V (U + V)) per sequence and draw."""
+    O(T U V (U + V)) per sequence and draw.
+
+    ties : which labels of the earlier layer a label of the later one has scores with, as the distance of
+    their tokens, each with a table of its own. ``ties=(0, 1)`` adds the part of speech of the next word to
+    that of the chunk's own. One neighbour, -1 or 1, costs nothing more; both cost V times as much."""
+    offsets = _ties(ties)
     if len(declared) < 2:
         refuse("layers", f"must be at least two, got {', '.join(declared) or 'none'}")
     found: list[Template] = []
@@ -101,8 +106,19 @@ def layers(**declared: Spec) -> Spec:
         ]
     names = list(declared)
     for first, second in pairwise(names):
-        found.append(Template(f"{first} {second}", rule="tie", layers=(first, second)))
+        for away in offsets:
+            name = f"{first} {second}" + (f" {away:+d}" if away else "")
+            found.append(Template(name, rule="tie", layers=(first, second), offset=(0, away)))
     return Spec(tuple(found), layers=tuple(names))
+
+
+def _ties(ties: Any) -> tuple[int, ...]:
+    if isinstance(ties, Spec):
+        refuse("layers.ties", "is an option and cannot be the name of a layer")
+    found = tuple(ties) if isinstance(ties, Iterable) and not isinstance(ties, str) else (ties,)
+    if not found or len(set(found)) < len(found) or not all(type(away) is int for away in found):
+        refuse("layers.ties", f"must be different distances in tokens such as 0 and 1, got {ties!r}")
+    return tuple(sorted(found, key=lambda away: (abs(away), away)))
 
 
 def segments(max_length: int = 8) -> Spec:
@@ -137,8 +153,10 @@ def words(spec: Spec) -> str:
         return f"Spec({spec.templates!r}, likelihood={spec.likelihood!r})"
     if spec.layers:
         parts = {name: Spec(tuple(_in_layer(spec, name))) for name in spec.layers}
-        text = f"layers({', '.join(f'{name}={part!r}' for name, part in parts.items())})"
-        return text + _using(spec)
+        ties = tuple(dict.fromkeys(t.offset[1] for t in spec.templates if t.rule == "tie"))
+        told = [f"{name}={part!r}" for name, part in parts.items()]
+        told += [] if ties == (0,) else [f"ties={ties!r}"]
+        return f"layers({', '.join(told)})" + _using(spec)
     by_rule: dict[str, list[Template]] = {}
     for template in spec.templates[1:]:
         by_rule.setdefault(template.rule, []).append(template)

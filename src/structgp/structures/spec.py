@@ -41,7 +41,8 @@ class Template:
     ends : whose features a tuple has (``ENDS``). symmetric : True if the order of a tuple does not matter.
     key, where, every : of 'same', the feature that links tokens, ((feature, values), ...) that both must
     have, and whether every pair is linked rather than successive ones. offset : of 'offset', (rows,
-    columns) from the first pixel to the second. layers : the layer of each place of a tuple, where there
+    columns) from the first pixel to the second; of 'tie', 0 and how many tokens the first label's comes
+    after the second's. layers : the layer of each place of a tuple, where there
     are several. longest : of 'length', the longest segment that has a score of its own."""
 
     name: str

@@ -80,7 +80,12 @@ def _part(word: str, given: Any, place: str) -> Spec:
 def _layers(given: Any, place: str) -> Spec:
     if not isinstance(given, Mapping):
         refuse(place, f"must be an object from the name of a layer to its structure, got {given!r}")
-    return layers(**{name: spec_from_words(value, f"{place}.{name}") for name, value in given.items()})
+    ties = given.get("ties", (0,))
+    if not isinstance(ties, list | tuple) or any(_fault(away, "number") for away in ties):
+        refuse(f"{place}.ties", f"must be a list of distances in tokens such as [0, 1], got {ties!r}")
+    parts = {name: value for name, value in given.items() if name != "ties"}
+    found = {name: spec_from_words(value, f"{place}.{name}") for name, value in parts.items()}
+    return layers(ties=ties, **found)
 
 
 def _using(spec: Spec, given: Mapping[str, Any], place: str) -> Spec:

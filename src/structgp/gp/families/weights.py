@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from structgp.gp.block import AXIS_PRIOR_COUNT, LARGEST_FACTOR, LEAST_PRECISION, Block, Entropy, Seen, ratio
 from structgp.gp.kernels import active_features, weight_parts, weight_variances
+from structgp.gp.mean_search import GroupedSearch, MeanSearch
 from structgp.gp.token_moments import TokenMoments
 from structgp.gp.weight_rows import Constant, WeightConditional, noise_table
 
@@ -154,6 +155,11 @@ class Weights(Block):
             sd = self.scale * self.prior_factor()
             variances = (sd * self.factor).square()
             return TokenMoments(self.kernel, (sd * self.m).T, variances.T, float(self.scale.square()))
+
+    def mean_search(self, conditionals: Sequence[Any] | None) -> MeanSearch:
+        if conditionals is None or self.kernel is None or self.m.device.type != "cpu":
+            return MeanSearch(self)
+        return GroupedSearch(self, conditionals)
 
     def curvature_sum(self) -> WeightCurvature:
         return WeightCurvature(self, torch.zeros_like(self.m))

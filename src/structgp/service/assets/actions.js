@@ -50,13 +50,14 @@ function accept(labels = state.labels) {
   }
   return attempt(async () => {
     const { sequence, stream } = state.shown;
-    // The same request again, after an answer that never came, changes nothing.
-    state.request = state.request || fresh();
-    const body = { request: state.request, annotator: name(), sequence, labels, stream };
+    // The same request again, after an answer that never came, changes nothing; other labels are another one.
+    if (!state.sent || !equal(state.sent.labels, labels)) state.sent = { request: fresh(), labels: labels.slice() };
+    const body = { request: state.sent.request, annotator: name(), sequence, labels, stream };
     const answer = await ask("labels", body);
     sessionStorage.removeItem(draftKey());
     show(answer.next);
     status();
+    if (stream === "review" && by("doubts-box").open) await doubts();
   });
 }
 
@@ -65,10 +66,17 @@ function say2(text) {
   say(text);
 }
 
+// The undo that has not been answered yet: asking again must not take back one more.
+let undoing = null;
+
 function undo() {
   return attempt(async () => {
-    const { next: found } = await ask("undo", { request: fresh(), annotator: name() });
-    if (!found) return say("Nothing to undo.");
+    const again = undoing !== null;
+    undoing = undoing || fresh();
+    const { next: found } = await ask("undo", { request: undoing, annotator: name() });
+    undoing = null;
+    if (!found && again) return show(await ask(`next?annotator=${encodeURIComponent(name())}`));
+    if (!found) throw new Error("Nothing to undo.");
     show(found.undone > 1 ? await ask(`next?annotator=${encodeURIComponent(name())}`) : found);
     say(found.undone > 1 ? `Took back ${found.undone} sequences.` : `Took back the labels of sequence ${found.sequence + 1}.`);
     return status();
@@ -97,6 +105,7 @@ function openSequence(sequence, stream, extra) {
 }
 
 function change(labels) {
+  if (state.waiting) return; // what is being saved does not change any more
   state.labels = labels;
   keep();
   draw();

@@ -46,6 +46,7 @@ function drawStatus(status) {
 
 // Expected error against the number of labelled sequences, with its interval; the audited error as a line.
 function drawCurve(points, audit) {
+  by("curve-note").textContent = points.length < 2 ? "" : `Expected error and its interval${audit ? "; dashed: audited error" : ""}.`;
   if (points.length < 2) return by("curve").replaceChildren();
   const [width, height, left, bottom] = [340, 150, 38, 22];
   const xs = points.map((p) => p.sequences);
@@ -116,10 +117,13 @@ async function bulk() {
 async function why() {
   if (!state.shown || !state.shown.suggestion) return;
   const at = state.cursor;
-  by("reasons").textContent = "Looking for reasons…";
+  const asked = element("p", {}, "Looking for reasons…");
+  by("reasons").replaceChildren(asked);
   const label = state.labels[at] === null ? "" : `&label=${encodeURIComponent(state.labels[at])}`;
   const found = await ask(`why?sequence=${state.shown.sequence}&position=${at}${label}`);
-  const row = (score, ...cells) => element("tr", {}, element("td", score < 0 ? { class: "against" } : {}, (score > 0 ? "+" : "−") + Math.abs(score).toFixed(2)), element("td", {}, ...cells));
+  if (asked.parentNode !== by("reasons")) return; // another token is looked at by now
+  const signed = (score) => (score < 0 ? "−" : "+") + Math.abs(score).toFixed(2);
+  const row = (score, ...cells) => element("tr", {}, element("td", score < 0 ? { class: "against" } : {}, signed(score)), element("td", {}, ...cells));
   const rows = found.parts.map((p) => row(p.score, p.name));
   rows.push(element("tr", {}, element("th", { colspan: 2 }, "Its features")));
   rows.push(...found.features.map((f) => row(f.score, `${f.name} ${f.value}`)));
@@ -127,7 +131,7 @@ async function why() {
   rows.push(element("tr", {}, element("th", { colspan: 2 }, "Like tokens that were labelled")));
   rows.push(...found.witnesses.map(like));
   by("reasons").replaceChildren(
-    element("p", {}, `${found.label} rather than ${found.other}: ${percent(found.probability)}, log-odds ${found.log_odds.toFixed(2)}, made up of`),
+    element("p", {}, `${found.label} rather than ${found.other}: ${percent(found.probability)}, log-odds ${signed(found.log_odds)}, made up of`),
     element("table", {}, ...rows),
   );
 }

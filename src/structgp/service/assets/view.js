@@ -1,7 +1,7 @@
 // What is on the screen: the sequence with its labels, and the card of the token under the cursor.
 
 const by = (id) => document.getElementById(id);
-const state = { shown: null, labels: [], first: [], cursor: 0, anchor: 0, waiting: false, request: null };
+const state = { shown: null, labels: [], first: [], cursor: 0, anchor: 0, waiting: false, sent: null };
 
 const reasonsFor = {
   chosen: "Chosen: the model would learn much from it.",
@@ -18,7 +18,7 @@ function selection() {
 function show(next) {
   state.shown = next;
   state.waiting = false;
-  state.request = null;
+  state.sent = null;
   by("reasons").replaceChildren();
   const none = next.sequence === null;
   for (const id of ["accept", "skip", "reset", "why", "shorter", "longer"]) by(id).disabled = none;
@@ -39,7 +39,7 @@ function show(next) {
   state.first = next.labels || usual;
   const draft = kept();
   state.labels = draft || state.first.slice();
-  state.cursor = state.anchor = next.token || firstDoubt();
+  state.cursor = state.anchor = next.token ?? firstDoubt();
   by("at").textContent = `Sequence ${next.sequence + 1}`;
   const before = next.labels ? ` Labelled by ${next.annotator || "you"}.` : "";
   by("stream").textContent = `${reasonsFor[next.stream] || ""}${before} ${next.place}`;

@@ -9,8 +9,11 @@ too small, all is left to log space.
 The way back gives each table the probabilities of its entries: those of its rows, known from the clique
 that its message went to, shared out within each row. Their sums over all but a part's own entries are the
 gradient in that part, and the probabilities of the rows of the cliques before. All of it is in double
-precision. A table with one part beside those of its own variable, as all of a tree, is a matrix product
-and never built.
+precision.
+
+Where a variable of the separator is in a single part, as all are in trees and layers, rows that differ in
+its label alone have all other factors in common: their sums are products of that part with one vector, and
+no table is built.
 
 Needs numba (``structgp[fast]``), which compiles at the first use and keeps the result in a file.
 """
@@ -26,17 +29,9 @@ from numba import njit
 from torch import Tensor
 
 from structgp.structures.graph.elimination_schedule import Schedule
-from structgp.structures.graph.lanes import (
-    LANES,
-    add,
-    add_product,
-    divide,
-    dot,
-    extremes,
-    multiply,
-    multiply_and_add,
-    row_sum,
-)
+from structgp.structures.graph.group_lanes import ROWS, one_dot, one_slope, some_dots, some_slopes
+from structgp.structures.graph.lane_code import LANES
+from structgp.structures.graph.lanes import add, divide, extremes, multiply, multiply_and_add, row_sum
 from structgp.structures.linear_chain.lane_exp import exp_in_place
 from structgp.structures.threads import share
 
@@ -48,6 +43,9 @@ WIDEST = -600.0
 
 BLOCK = 256
 """Entries of a table that are built at once, 16 KiB in eight draws: half of the nearest cache."""
+
+VECTORS = 1024
+"""Entries of what groups of rows have in common that are built at once, 64 KiB in eight draws."""
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 
@@ -66,9 +64,9 @@ def totals(scores: Tensor, schedule: Schedule, with_gradient: bool) -> tuple[Ten
 
 
 def _arrays(s: Schedule) -> tuple[np.ndarray, ...]:
-    """Cliques (M, 5) and parts (P, 6), row by row what the loops need of each."""
+    """Cliques (M, 8) and parts (P, 6), row by row what the loops need of each."""
     p = s.parts
-    cliques = np.stack([s.n_rows, s.n_labels, s.message[:-1], s.part[:-1], s.part[1:]], 1)
+    cliques = np.stack([s.n_rows, s.n_labels, s.message[:-1], s.part[:-1], s.part[1:], *s.groups.T], 1)
     parts = np.stack([p.is_own, p.is_message, p.base, p.stride, p.source, p.row_map], 1).astype(np.int64)
     return cliques, parts, s.row_maps, s.first_clique, s.segment, s.first_segment
 
@@ -140,6 +138,121 @@ def _fill(
 
 
 @_compiled
+def _common(
+    clique: Any, wide: int, groups: Any, parts: Any, row_maps: Any, x: Any, messages: Any, offset: int,
+    own: Any, vectors: Any,
+) -> None:  # fmt: skip
+    """vectors (groups, n, lanes) <- what the rows of each of these groups have in common: the product of
+    ``own`` and all parts from ``wide`` on but the group's. groups : (n_groups,) their first rows."""
+    size = clique[1] * LANES
+    for g in range(len(groups)):
+        vectors[g * size : (g + 1) * size] = own[:size]
+        for p in range(wide, clique[4]):
+            if p != clique[5]:
+                step = parts[p, 3] * LANES
+                source, base = (messages, parts[p, 2] - offset) if parts[p, 1] else (x, parts[p, 2])
+                at = (base + row_maps[parts[p, 5] + groups[g]]) * LANES
+                for to in range(g * size, (g + 1) * size, LANES):
+                    multiply(vectors, to, vectors, to, source, at)
+                    at += step
+
+
+@_compiled
+def _next_groups(clique: Any, begin: int, groups: Any) -> Any:
+    """The first rows of groups ``begin``, ``begin`` + 1, ...: as many as ``VECTORS`` allows."""
+    size, apart = clique[6], clique[7]
+    end = min(clique[0] // size, begin + max(1, VECTORS // clique[1]))
+    for g in range(begin, end):
+        groups[g - begin] = g // apart * size * apart + g % apart
+    return groups[: end - begin]
+
+
+@_compiled
+def _group_sums(
+    clique: Any, wide: int, parts: Any, row_maps: Any, x: Any, messages: Any, offset: int, own: Any,
+    vectors: Any, room: Any,
+) -> None:  # fmt: skip
+    """The sums of all rows of a clique, group by group, to its messages. Some rows of each group at a time:
+    where groups share the numbers of their part, those stay in the nearest cache."""
+    n_labels, part, size, apart = clique[1], clique[5], clique[6], clique[7] * LANES
+    step, maps, to = parts[part, 3] * LANES, parts[part, 5], (clique[2] - offset) * LANES
+    source, base = (messages, parts[part, 2] - offset) if parts[part, 1] else (x, parts[part, 2])
+    across = (row_maps[maps + clique[7]] - row_maps[maps]) * LANES
+    begin = 0
+    while begin < clique[0] // size:
+        groups = _next_groups(clique, begin, room)
+        _common(clique, wide, groups, parts, row_maps, x, messages, offset, own, vectors)
+        for q in range(0, size, ROWS):
+            for g in range(len(groups)):
+                at = (base + row_maps[maps + groups[g]]) * LANES + q * across
+                out, a = to + groups[g] * LANES + q * apart, g * n_labels * LANES
+                if q + ROWS <= size:
+                    some_dots(messages, out, apart, n_labels, vectors, a, source, at, step, across)
+                else:
+                    for _ in range(q, size):
+                        one_dot(messages, out, apart, n_labels, vectors, a, source, at, step, across)
+                        at, out = at + across, out + apart
+        begin += len(groups)
+
+
+@_compiled
+def _group_slopes(
+    clique: Any, wide: int, parts: Any, row_maps: Any, x: Any, messages: Any, offset: int, own: Any,
+    vectors: Any, room: Any, totals: Any, slope: Any, share: Any, own_slope: Any,
+) -> None:  # fmt: skip
+    """Adds the probabilities of a clique's entries to the slopes of its parts from ``wide`` on and of its
+    own variable; ``share`` has those of its rows, divided by their sums."""
+    n_labels, part, size, apart = clique[1], clique[5], clique[6], clique[7] * LANES
+    step, maps, to = parts[part, 3] * LANES, parts[part, 5], (clique[2] - offset) * LANES
+    source, base = (messages, parts[part, 2] - offset) if parts[part, 1] else (x, parts[part, 2])
+    out = share if parts[part, 1] else slope
+    across = (row_maps[maps + clique[7]] - row_maps[maps]) * LANES
+    begin = 0
+    while begin < clique[0] // size:
+        groups = _next_groups(clique, begin, room)
+        _common(clique, wide, groups, parts, row_maps, x, messages, offset, own, vectors)
+        totals[: len(groups) * n_labels * LANES] = 0
+        for q in range(0, size, ROWS):
+            for g in range(len(groups)):
+                at = (base + row_maps[maps + groups[g]]) * LANES + q * across
+                k, a = to + groups[g] * LANES + q * apart, g * n_labels * LANES
+                if q + ROWS <= size:
+                    some_slopes(
+                        out, totals, n_labels, vectors, a, source, at, step, across, share, k, apart
+                    )
+                else:
+                    for _ in range(q, size):
+                        one_slope(
+                            out, totals, n_labels, vectors, a, source, at, step, across, share, k, apart
+                        )
+                        at, k = at + across, k + apart
+        _share_out(clique, wide, groups, parts, row_maps, offset, vectors, totals, slope, share, own_slope)
+        begin += len(groups)
+
+
+@_compiled
+def _share_out(
+    clique: Any, wide: int, groups: Any, parts: Any, row_maps: Any, offset: int, vectors: Any, totals: Any,
+    slope: Any, share: Any, own_slope: Any,
+) -> None:  # fmt: skip
+    """Adds the sums over each group, totals times vectors, to the slopes of all that its rows have in
+    common."""
+    size = clique[1] * LANES
+    for at in range(0, len(groups) * size, LANES):
+        multiply(totals, at, totals, at, vectors, at)
+        add(own_slope, at % size, totals, at)
+    for p in range(wide, clique[4]):
+        if p != clique[5]:
+            step = parts[p, 3] * LANES
+            out, base = (share, parts[p, 2] - offset) if parts[p, 1] else (slope, parts[p, 2])
+            for g in range(len(groups)):
+                to = (base + row_maps[parts[p, 5] + groups[g]]) * LANES
+                for at in range(g * size, (g + 1) * size, LANES):
+                    add(out, to, totals, at)
+                    to += step
+
+
+@_compiled
 def _log_product(x: Any) -> float:
     """The sum of logarithms, few of which are taken: one costs more than a small clique."""
     found, product = 0.0, 1.0
@@ -154,7 +267,8 @@ def _log_product(x: Any) -> float:
 @_compiled
 def _inward(
     first: int, last: int, cliques: Any, parts: Any, row_maps: Any, x: Any, top: Any, least: Any,
-    first_segment: int, messages: Any, largest: Any, message_least: Any, row: Any, table: Any, log_z: Any,
+    first_segment: int, messages: Any, largest: Any, message_least: Any, row: Any, table: Any,
+    vectors: Any, groups: Any, log_z: Any,
 ) -> bool:  # fmt: skip
     """The messages of all cliques of an example, divided by their largest number; log_z (lanes,)."""
     log_z[:] = 0
@@ -173,19 +287,8 @@ def _inward(
         n_rows, n_labels, to = cliques[c, 0], cliques[c, 1], (cliques[c, 2] - offset) * LANES
         block = max(1, BLOCK // n_labels)
         wide = _own(cliques[c], parts, x, messages, offset, row)
-        if cliques[c, 4] == wide + 1:
-            step, maps = parts[wide, 3] * LANES, parts[wide, 5]
-            source, base = (messages, parts[wide, 2] - offset) if parts[wide, 1] else (x, parts[wide, 2])
-            for r in range(n_rows):
-                dot(
-                    messages,
-                    to + r * LANES,
-                    n_labels,
-                    row,
-                    source,
-                    (base + row_maps[maps + r]) * LANES,
-                    step,
-                )
+        if cliques[c, 5] >= 0:
+            _group_sums(cliques[c], wide, parts, row_maps, x, messages, offset, row, vectors, groups)
         else:
             for r in range(0, n_rows, block):
                 end = min(n_rows, r + block)
@@ -212,7 +315,8 @@ def _inward(
 @_compiled
 def _outward(
     first: int, last: int, cliques: Any, parts: Any, row_maps: Any, x: Any, messages: Any, largest: Any,
-    row: Any, own: Any, table: Any, log_z: Any, slope: Any, share: Any,
+    row: Any, own: Any, table: Any, vectors: Any, groups: Any, totals: Any, log_z: Any, slope: Any,
+    share: Any,
 ) -> None:  # fmt: skip
     """slope (L, lanes) <- the gradient of log Z. share : of the messages, the probabilities of their
     rows."""
@@ -232,15 +336,11 @@ def _outward(
         # Probabilities of rows by their sums: those of entries by the entries.
         for r in range(n_rows):
             divide(share, to + r * LANES, messages, to + r * LANES, largest, (c - first) * LANES)
-        if last_part == wide + 1:
-            step, maps = parts[wide, 3] * LANES, parts[wide, 5]
-            source, base = (messages, parts[wide, 2] - offset) if parts[wide, 1] else (x, parts[wide, 2])
-            out = share if parts[wide, 1] else slope
-            for r in range(n_rows):
-                at = (base + row_maps[maps + r]) * LANES
-                for i in range(n_labels):
-                    add_product(out, at, source, row, i * LANES, share, to + r * LANES, own, i * LANES)
-                    at += step
+        if cliques[c, 5] >= 0:
+            _group_slopes(
+                cliques[c], wide, parts, row_maps, x, messages, offset, row, vectors, groups, totals,
+                slope, share, own,
+            )  # fmt: skip
         else:
             for r in range(0, n_rows, block):
                 end = min(n_rows, r + block)
@@ -289,7 +389,8 @@ def _run(
     messages, share = np.empty(n_messages * LANES), np.empty(n_messages * LANES)
     tops, message_least = np.empty(n_cliques * LANES), np.empty(n_cliques)
     row, own, value = np.empty(widest * LANES), np.empty(widest * LANES), np.empty(LANES)
-    table = np.empty(max(BLOCK, widest) * LANES)
+    table, vectors = np.empty(max(BLOCK, widest) * LANES), np.empty(max(VECTORS, widest) * LANES)
+    totals, groups = np.empty_like(vectors), np.empty(VECTORS, np.int64)
     for unit in range(begin, end):
         s, b = unit // B * LANES, unit % B
         first, last, n = first_clique[b], first_clique[b + 1], min(LANES, S - s)
@@ -297,15 +398,15 @@ def _run(
             scores[s : s + n], b, segment, first_segment[b], first_segment[b + 1], x, top, least
         ) or not _inward(
             first, last, cliques, parts, row_maps, x, top, least,
-            first_segment[b], messages, tops, message_least, row, table, value,
+            first_segment[b], messages, tops, message_least, row, table, vectors, groups, value,
         ):  # fmt: skip
             return False
         for k in range(n):
             log_z[s + k, b] = value[k]
         if gradient.size:
             _outward(
-                first, last, cliques, parts, row_maps, x, messages, tops, row, own, table, value, slope,
-                share,
+                first, last, cliques, parts, row_maps, x, messages, tops, row, own, table, vectors,
+                groups, totals, value, slope, share,
             )  # fmt: skip
             for k in range(n):
                 for j in range(L):

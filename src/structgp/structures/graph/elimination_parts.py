@@ -155,8 +155,8 @@ class Found:
         turn = np.argsort(example, kind="stable")
         return example[turn], np.stack([begin, size], 1)[turn], np.argsort(turn)
 
-    def parts(self) -> tuple[Parts, np.ndarray]:
-        """And the row maps, one after the other."""
+    def parts(self) -> tuple[Parts, np.ndarray, np.ndarray]:
+        """And the row maps, one after the other, and the groups of ``Schedule``."""
         clique, is_message, base, strides, source = (
             np.concatenate(x) for x in zip(*self.rows, strict=True)
         )
@@ -171,7 +171,29 @@ class Found:
         row_map = np.zeros(len(clique), np.int64)
         row_map[wide] = np.cumsum([1, *map(len, maps)])[kind]
         row_maps = np.concatenate([np.zeros(1, np.int64), *maps])  # first the 0 of all that ``is_own``
-        return Parts(clique, is_message, is_own, base, strides[:, -1].copy(), source, row_map), row_maps
+        found = Parts(clique, is_message, is_own, base, strides[:, -1].copy(), source, row_map)
+        return found, row_maps, _groups(self.cliques.shape, clique, strides)
+
+
+def _groups(shape: np.ndarray, clique: np.ndarray, strides: np.ndarray) -> np.ndarray:
+    """(M, 3) of each clique: the part, number of labels and distance of rows of the longest axis of its
+    separator that a single part depends on; -1, 0, 0 where there is none."""
+    M = len(shape)
+    found = np.tile([-1, 0, 0], (M, 1))
+    depends = strides[:, :-1] != 0
+    count = np.zeros((M, depends.shape[1]), np.int64)
+    np.add.at(count, clique, depends)
+    size = np.where(count == 1, shape[:, :-1], 1)
+    some = (size.max(1, initial=1) > 1).nonzero()[0]
+    if len(some):
+        axis = size[some].argmax(1)
+        after = shape[:, -2::-1].cumprod(1)[:, ::-1] // shape[:, :-1]  # rows per label of each axis
+        found[some, 1:] = np.stack([shape[some, axis], after[some, axis]], 1)
+        of_clique = np.zeros(M, np.int64)
+        of_clique[some] = axis
+        chosen = (found[clique, 1] > 0) & depends[np.arange(len(clique)), of_clique[clique]]
+        found[clique[chosen], 0] = chosen.nonzero()[0]
+    return found
 
 
 def _row_map(shape: np.ndarray, strides: np.ndarray) -> np.ndarray:

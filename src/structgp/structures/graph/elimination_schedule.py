@@ -39,7 +39,9 @@ class Schedule:
     where the messages of each begin. part : (M + 1,) where its parts begin. first_clique : (B + 1,) by
     example. length : L. Segments are the scores that have a maximum of their own: a node, a tuple, a shared
     table. segment : (n, 2) where in the L numbers each begins and how long it is; first_segment : (B + 1,).
-    on_device : ``Steps`` by device."""
+    groups : (M, 3) of each clique, rows that differ in the label of one variable, on which a single part
+    depends: that part, their number, and how far apart they are; -1, 0, 0 where all variables are in
+    several parts. on_device : ``Steps`` by device."""
 
     example: np.ndarray
     level: np.ndarray
@@ -49,6 +51,7 @@ class Schedule:
     part: np.ndarray
     parts: Parts
     row_maps: np.ndarray
+    groups: np.ndarray
     first_clique: np.ndarray
     segment: np.ndarray
     first_segment: np.ndarray
@@ -101,7 +104,7 @@ def _schedule(layout: GraphLayout, n_labels: int, shared: Sequence[bool]) -> Sch
     for k in range(len(layout.tuples)):
         found.add_tuples(layout, k, shared[k])
     found.add_messages()
-    parts, row_maps = found.parts()
+    parts, row_maps, groups = found.parts()
     where, segment, moved = found.sorted_segments()
     source = parts.source.copy()
     source[~parts.is_message] = moved[source[~parts.is_message]]
@@ -115,6 +118,7 @@ def _schedule(layout: GraphLayout, n_labels: int, shared: Sequence[bool]) -> Sch
         part=np.searchsorted(parts.clique, np.arange(cliques.M + 1)),
         parts=replace(parts, source=source),
         row_maps=row_maps,
+        groups=groups,
         first_clique=np.searchsorted(cliques.example, np.arange(B + 1)),
         segment=segment,
         first_segment=np.searchsorted(where, np.arange(B + 1)),

@@ -1,9 +1,8 @@
 """Eight numbers at a time for compiled loops, or sixteen in single precision: the same place in as many
 draws, side by side in memory.
 
-Each function is a few vector instructions: numba does not make them of eight statements in a row, and for a
-loop of eight it first asks whether arrays overlap. Places are those of the first number, in flat arrays,
-all of one type. Docstrings have L for the number of lanes.
+Each function is a few vector instructions (``lane_code``). Places are those of the first number, in flat
+arrays, all of one type. Docstrings have L for the number of lanes.
 """
 
 from __future__ import annotations
@@ -16,93 +15,15 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANES, SINGLE_LANES = 8, 16
-"""Numbers in double and in single precision that fill 64 bytes."""
-
-_VECTOR = ir.VectorType(ir.DoubleType(), LANES)
-_SINGLE = ir.VectorType(ir.FloatType(), SINGLE_LANES)
-_CONTRACT = ("contract",)
-
-
-class _Code:
-    """Writes the instructions of one function."""
-
-    def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
-        self.context, self.builder, self.types, self.arguments = context, builder, signature.args, arguments
-        self.vector = _SINGLE if signature.args[0].dtype == types.float32 else _VECTOR
-        self.lanes = ir.Constant(ir.IntType(64), self.vector.count)
-
-    def constant(self, value: float) -> Any:
-        """The same number in all lanes."""
-        return ir.Constant(self.vector, [value] * self.vector.count)
-
-    def pointer(self, array: int, place: Any) -> Any:
-        """To the lanes of an array, both by their number among the arguments, or to a place given."""
-        given = self.context.make_array(self.types[array])(
-            self.context, self.builder, self.arguments[array]
-        )
-        place = self.arguments[place] if isinstance(place, int) else place
-        return self.builder.bitcast(self.builder.gep(given.data, [place]), self.vector.as_pointer())
-
-    def number(self, array: int, place: Any) -> Any:
-        """One number of an array."""
-        given = self.context.make_array(self.types[array])(
-            self.context, self.builder, self.arguments[array]
-        )
-        return self.builder.load(self.builder.gep(given.data, [place]))
-
-    def spread(self, value: Any) -> Any:
-        """The lanes that all have a number which is known when the code runs."""
-        first = self.builder.insert_element(
-            ir.Constant(self.vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0)
-        )
-        nowhere = ir.Constant(self.vector, ir.Undefined)
-        zeros = ir.Constant(ir.VectorType(ir.IntType(32), self.vector.count), [0] * self.vector.count)
-        return self.builder.shuffle_vector(first, nowhere, zeros)
-
-    def load(self, array: int, place: Any) -> Any:
-        return self.builder.load(self.pointer(array, place), align=4)
-
-    def store(self, value: Any, array: int, place: Any) -> None:
-        self.builder.store(value, self.pointer(array, place), align=4)
-
-    def times(self, a: Any, b: Any) -> Any:
-        return self.builder.fmul(a, b, flags=_CONTRACT)
-
-    def plus(self, a: Any, b: Any) -> Any:
-        return self.builder.fadd(a, b, flags=_CONTRACT)
-
-    def fold(self, count: int, start: float, step: Callable[[Any, Any], Any]) -> Any:
-        """step(so far, m) for m = 0, 1, ... below an argument, from ``start`` in all lanes."""
-        so_far = cgutils.alloca_once_value(self.builder, self.constant(start))
-        with cgutils.for_range(self.builder, self.arguments[count]) as loop:
-            self.builder.store(step(self.builder.load(so_far), loop.index), so_far)
-        return self.builder.load(so_far)
-
-    def after(self, place: int, m: Any, step: Any) -> Any:
-        """The place that is m steps after an argument."""
-        return self.builder.add(self.arguments[place], self.builder.mul(m, step))
-
-
-def _written(*given: Any) -> Callable[[Callable[[_Code], None]], tuple[Any, Any]]:
-    """A function without a result, of arguments of these types."""
-
-    def of(write: Callable[[_Code], None]) -> tuple[Any, Any]:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            write(_Code(context, builder, signature, arguments))
-            return context.get_dummy_value()
-
-        return types.void(*given), generate
-
-    return of
+from structgp.structures.graph.lane_code import LANES, VECTOR, Code, written
 
 
 @intrinsic
 def multiply(_: Any, out: Any, o: Any, a: Any, i: Any, b: Any, j: Any) -> Any:
     """out[o] <- a[i] b[j]."""
 
-    @_written(out, types.int64, a, types.int64, b, types.int64)
-    def found(to: _Code) -> None:
+    @written(out, types.int64, a, types.int64, b, types.int64)
+    def found(to: Code) -> None:
         to.store(to.times(to.load(2, 3), to.load(4, 5)), 0, 1)
 
     return found
@@ -112,8 +33,8 @@ def multiply(_: Any, out: Any, o: Any, a: Any, i: Any, b: Any, j: Any) -> Any:
 def add(_: Any, out: Any, o: Any, a: Any, i: Any) -> Any:
     """out[o] += a[i]."""
 
-    @_written(out, types.int64, a, types.int64)
-    def found(to: _Code) -> None:
+    @written(out, types.int64, a, types.int64)
+    def found(to: Code) -> None:
         to.store(to.plus(to.load(0, 1), to.load(2, 3)), 0, 1)
 
     return found
@@ -123,8 +44,8 @@ def add(_: Any, out: Any, o: Any, a: Any, i: Any) -> Any:
 def divide(_: Any, out: Any, o: Any, a: Any, i: Any, b: Any, j: Any) -> Any:
     """out[o] /= a[i] b[j], where that is not 0."""
 
-    @_written(out, types.int64, a, types.int64, b, types.int64)
-    def found(to: _Code) -> None:
+    @written(out, types.int64, a, types.int64, b, types.int64)
+    def found(to: Code) -> None:
         by = to.times(to.load(2, 3), to.load(4, 5))
         by = to.builder.select(to.builder.fcmp_ordered("==", by, to.constant(0)), to.constant(1), by)
         to.store(to.builder.fdiv(to.load(0, 1), by), 0, 1)
@@ -136,8 +57,8 @@ def divide(_: Any, out: Any, o: Any, a: Any, i: Any, b: Any, j: Any) -> Any:
 def multiply_and_add(_: Any, out: Any, o: Any, a: Any, i: Any, total: Any, k: Any) -> Any:
     """total[k] += out[o] <- out[o] a[i]."""
 
-    @_written(out, types.int64, a, types.int64, total, types.int64)
-    def found(to: _Code) -> None:
+    @written(out, types.int64, a, types.int64, total, types.int64)
+    def found(to: Code) -> None:
         product = to.times(to.load(0, 1), to.load(2, 3))
         to.store(product, 0, 1)
         to.store(to.plus(to.load(4, 5), product), 4, 5)
@@ -146,26 +67,11 @@ def multiply_and_add(_: Any, out: Any, o: Any, a: Any, i: Any, total: Any, k: An
 
 
 @intrinsic
-def add_product(
-    _: Any, out: Any, o: Any, a: Any, b: Any, j: Any, c: Any, k: Any, total: Any, m: Any
-) -> Any:
-    """p = a[o] b[j] c[k]; out[o] += p and total[m] += p."""
-
-    @_written(out, types.int64, a, b, types.int64, c, types.int64, total, types.int64)
-    def found(to: _Code) -> None:
-        product = to.times(to.load(2, 1), to.times(to.load(3, 4), to.load(5, 6)))
-        to.store(to.plus(to.load(0, 1), product), 0, 1)
-        to.store(to.plus(to.load(7, 8), product), 7, 8)
-
-    return found
-
-
-@intrinsic
 def dot(_: Any, out: Any, o: Any, n: Any, a: Any, b: Any, j: Any, step: Any) -> Any:
     """out[o] <- the sum of a[L m] b[j + step m] over m < n."""
 
-    @_written(out, types.int64, types.int64, a, b, types.int64, types.int64)
-    def found(to: _Code) -> None:
+    @written(out, types.int64, types.int64, a, b, types.int64, types.int64)
+    def found(to: Code) -> None:
         def term(so_far: Any, m: Any) -> Any:
             first = to.load(3, to.builder.mul(m, to.lanes))
             return to.plus(so_far, to.times(first, to.load(4, to.after(5, m, to.arguments[6]))))
@@ -179,8 +85,8 @@ def dot(_: Any, out: Any, o: Any, n: Any, a: Any, b: Any, j: Any, step: Any) -> 
 def row_sum(_: Any, out: Any, o: Any, n: Any, a: Any, i: Any) -> Any:
     """out[o] <- the sum of a[i + L m] over m < n."""
 
-    @_written(out, types.int64, types.int64, a, types.int64)
-    def found(to: _Code) -> None:
+    @written(out, types.int64, types.int64, a, types.int64)
+    def found(to: Code) -> None:
         to.store(to.fold(2, 0, lambda x, m: to.plus(x, to.load(3, to.after(4, m, to.lanes)))), 0, 1)
 
     return found
@@ -190,8 +96,8 @@ def row_sum(_: Any, out: Any, o: Any, n: Any, a: Any, i: Any) -> Any:
 def extremes(_: Any, high: Any, low: Any, n: Any, a: Any, i: Any) -> Any:
     """high[0] <- the largest of a[i + L m] over m < n, or 0; low[0] <- the smallest above 0, or inf."""
 
-    @_written(high, low, types.int64, a, types.int64)
-    def found(to: _Code) -> None:
+    @written(high, low, types.int64, a, types.int64)
+    def found(to: Code) -> None:
         def larger(so_far: Any, m: Any) -> Any:
             here = to.load(3, to.after(4, m, to.lanes))
             return to.builder.select(to.builder.fcmp_ordered(">", here, so_far), here, so_far)
@@ -216,8 +122,8 @@ def four_dots(_: Any, out: Any, o: Any, n: Any, a: Any, b: Any, j: Any, step: An
     of a that is loaded serves all four."""
     i64 = types.int64
 
-    @_written(out, i64, i64, a, b, i64, i64, i64)
-    def found(to: _Code) -> None:
+    @written(out, i64, i64, a, b, i64, i64, i64)
+    def found(to: Code) -> None:
         sums = [cgutils.alloca_once_value(to.builder, to.constant(0)) for _ in range(4)]
         with cgutils.for_range(to.builder, to.arguments[2]) as loop:
             first = to.load(3, to.builder.mul(loop.index, to.lanes))
@@ -243,8 +149,8 @@ def _sums_of(rows: int) -> Callable[..., Any]:
         of so many. x has numbers, not lanes: each multiplies all lanes of b."""
         i64 = types.int64
 
-        @_written(out, i64, i64, i64, x, i64, i64, i64, b, i64, i64)
-        def found(to: _Code) -> None:
+        @written(out, i64, i64, i64, x, i64, i64, i64, b, i64, i64)
+        def found(to: Code) -> None:
             sums = [cgutils.alloca_once_value(to.builder, to.constant(0)) for _ in range(rows)]
             with cgutils.for_range(to.builder, to.arguments[3]) as loop:
                 lanes = to.load(8, to.after(9, loop.index, to.arguments[10]))
@@ -271,8 +177,8 @@ four_sums, eight_sums = intrinsic(_sums_of(4)), intrinsic(_sums_of(8))
 def largest_square(_: Any, out: Any, o: Any, n: Any, a: Any, i: Any) -> Any:
     """out[o] <- the largest square of a[i + L m] over m < n."""
 
-    @_written(out, types.int64, types.int64, a, types.int64)
-    def found(to: _Code) -> None:
+    @written(out, types.int64, types.int64, a, types.int64)
+    def found(to: Code) -> None:
         def larger(so_far: Any, m: Any) -> Any:
             here = to.load(3, to.after(4, m, to.lanes))
             here = to.times(here, here)
@@ -287,8 +193,8 @@ def largest_square(_: Any, out: Any, o: Any, n: Any, a: Any, i: Any) -> Any:
 def scale(_: Any, out: Any, o: Any, a: Any, i: Any, x: Any, k: Any) -> Any:
     """out[o] <- a[i] times the number x[k]."""
 
-    @_written(out, types.int64, a, types.int64, x, types.int64)
-    def found(to: _Code) -> None:
+    @written(out, types.int64, a, types.int64, x, types.int64)
+    def found(to: Code) -> None:
         to.store(to.times(to.load(2, 3), to.spread(to.number(4, to.arguments[5]))), 0, 1)
 
     return found
@@ -298,8 +204,8 @@ def scale(_: Any, out: Any, o: Any, a: Any, i: Any, x: Any, k: Any) -> Any:
 def product_sum(_: Any, out: Any, o: Any, n: Any, a: Any, b: Any, c: Any, i: Any) -> Any:
     """out[o] <- the sum of a[i + L m] b[i + L m] c[i + L m] over m < n."""
 
-    @_written(out, types.int64, types.int64, a, b, c, types.int64)
-    def found(to: _Code) -> None:
+    @written(out, types.int64, types.int64, a, b, c, types.int64)
+    def found(to: Code) -> None:
         def term(so_far: Any, m: Any) -> Any:
             place = to.after(6, m, to.lanes)
             return to.plus(
@@ -315,8 +221,8 @@ def product_sum(_: Any, out: Any, o: Any, n: Any, a: Any, b: Any, c: Any, i: Any
 def invert(_: Any, out: Any, o: Any, a: Any, i: Any) -> Any:
     """out[o] <- 1 / a[i], 0 where that is 0."""
 
-    @_written(out, types.int64, a, types.int64)
-    def found(to: _Code) -> None:
+    @written(out, types.int64, a, types.int64)
+    def found(to: Code) -> None:
         by = to.load(2, 3)
         nothing = to.builder.fcmp_ordered("==", by, to.constant(0))
         found = to.builder.fdiv(to.constant(1), to.builder.select(nothing, to.constant(1), by))
@@ -332,11 +238,11 @@ def agree_two(_: Any, node: Any, i: Any, j: Any, a: Any, b: Any, factor: Any, ga
     difference if that is larger."""
     given = (node, types.int64, types.int64, a, b, factor, gap, types.float64)
 
-    @_written(*given)
-    def found(to: _Code) -> None:
+    @written(*given)
+    def found(to: Code) -> None:
         build = to.builder
         root = cgutils.get_or_insert_function(
-            build.module, ir.FunctionType(_VECTOR, [_VECTOR]), f"llvm.sqrt.v{LANES}f64"
+            build.module, ir.FunctionType(VECTOR, [VECTOR]), f"llvm.sqrt.v{LANES}f64"
         )
 
         def larger(x: Any, y: Any) -> Any:
@@ -365,8 +271,8 @@ def agree_two(_: Any, node: Any, i: Any, j: Any, a: Any, b: Any, factor: Any, ga
 def scale_by(_: Any, out: Any, o: Any, a: Any, i: Any, factor: Any) -> Any:
     """out[o] <- factor a[i], of a number ``factor``."""
 
-    @_written(out, types.int64, a, types.int64, types.float64)
-    def found(to: _Code) -> None:
+    @written(out, types.int64, a, types.int64, types.float64)
+    def found(to: Code) -> None:
         to.store(to.times(to.load(2, 3), to.spread(to.arguments[4])), 0, 1)
 
     return found
@@ -375,8 +281,8 @@ def scale_by(_: Any, out: Any, o: Any, a: Any, i: Any, factor: Any) -> Any:
 def _outer(out: Any, a: Any, b: Any, times: int) -> tuple[Any, Any]:
     """What ``add_outer`` and ``add_four_outers`` write."""
 
-    @_written(out, types.int64, types.int64, a, types.int64, b, types.int64, types.int64)
-    def found(to: _Code) -> None:
+    @written(out, types.int64, types.int64, a, types.int64, b, types.int64, types.int64)
+    def found(to: Code) -> None:
         moves = [to.builder.mul(ir.Constant(ir.IntType(64), r), to.arguments[7]) for r in range(times)]
         first = [to.load(3, to.builder.add(to.arguments[4], move)) for move in moves]
         with cgutils.for_range(to.builder, to.arguments[2]) as loop:
@@ -407,8 +313,8 @@ def multiply_and_split(_: Any, product: Any, exponent: Any, o: Any, a: Any, i: A
     """product[o] <- product[o] a[i], brought to between 1 and 2 by powers of 2, whose exponents are added
     to exponent[o]. Of positive numbers in double precision."""
 
-    @_written(product, exponent, types.int64, a, types.int64)
-    def found(to: _Code) -> None:
+    @written(product, exponent, types.int64, a, types.int64)
+    def found(to: Code) -> None:
         build, whole = to.builder, ir.VectorType(ir.IntType(64), LANES)
 
         def all_lanes(number: int) -> Any:
@@ -417,8 +323,8 @@ def multiply_and_split(_: Any, product: Any, exponent: Any, o: Any, a: Any, i: A
         bits = build.bitcast(to.times(to.load(0, 2), to.load(3, 4)), whole)
         power = build.sub(build.lshr(bits, all_lanes(52)), all_lanes(1023))
         digits = build.or_(build.and_(bits, all_lanes((1 << 52) - 1)), all_lanes(1023 << 52))
-        to.store(build.bitcast(digits, _VECTOR), 0, 2)
-        to.store(to.plus(to.load(1, 2), build.sitofp(power, _VECTOR)), 1, 2)
+        to.store(build.bitcast(digits, VECTOR), 0, 2)
+        to.store(to.plus(to.load(1, 2), build.sitofp(power, VECTOR)), 1, 2)
 
     return found
 
@@ -428,8 +334,8 @@ def lane_sum(_: Any, a: Any, i: Any) -> Any:
     """The sum of all lanes of a[i], in double precision."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        to = _Code(context, builder, signature, arguments)
-        kind = ir.FunctionType(ir.DoubleType(), [ir.DoubleType(), _VECTOR])
+        to = Code(context, builder, signature, arguments)
+        kind = ir.FunctionType(ir.DoubleType(), [ir.DoubleType(), VECTOR])
         add_up = cgutils.get_or_insert_function(
             builder.module, kind, f"llvm.vector.reduce.fadd.v{LANES}f64"
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from structgp.structures.graph.cover import Solution, is_shared
 from structgp.structures.graph.edge_rows import SWEEPS, EdgeRows, pool_of, slopes_of
-from structgp.structures.graph.lanes import LANES
+from structgp.structures.graph.lane_code import LANES
 from structgp.structures.graph.path_lanes import solve_lanes
 from structgp.structures.graph.path_loops import solve
 from structgp.structures.graph.path_sweeps import PathCover

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from structgp.structures.graph.lane_code import LANES
 from structgp.structures.graph.lanes import (
-    LANES,
     add,
     agree_two,
     dot,

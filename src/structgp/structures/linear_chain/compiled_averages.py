@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from structgp.structures.graph.lane_code import SINGLE_LANES
 from structgp.structures.graph.lanes import (
-    SINGLE_LANES,
     add,
     eight_sums,
     extremes,

@@ -2,8 +2,10 @@
 compiled by numba.
 
 Exponentials of the amounts are taken once, so that an evaluation at another mean only multiplies. Eight
-draws of a number lie side by side in memory and fill vector instructions, whatever the number of labels.
-Letters: S draws in K blocks of L = 8, B sequences, T positions, V labels."""
+draws of a number lie side by side in memory and fill vector instructions, whatever the number of labels:
+draws of one sequence, or where those are fewer, of several sequences of the same length, a pack.
+Letters: S draws in K blocks, L = 8 lanes of a block, G sequences of a pack with L / G lanes each, B
+sequences, T positions, V labels."""
 
 from __future__ import annotations
 
@@ -13,13 +15,14 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from structgp.structures.graph.lane_code import LANES
 from structgp.structures.graph.lanes import (
-    LANES,
     add,
     add_four_outers,
     add_outer,
+    dot,
+    four_dots,
     invert,
-    lane_sum,
     multiply,
     multiply_and_split,
     row_sum,
@@ -30,8 +33,8 @@ from structgp.structures.linear_chain.lane_rows import FOUR, aligned, step
 
 L = LANES
 LOG_2 = math.log(2)
-CHAINS_AT_ONCE = 16
-"""Sequences of a unit of work. Slopes of the table are summed unit by unit, so that the result does not
+PACKS_AT_ONCE = 16
+"""Packs of a unit of work. Slopes of the table are summed unit by unit, so that the result does not
 depend on the number of threads."""
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
@@ -55,13 +58,37 @@ def _levels(mean: Any, level: Any, n: int) -> Any:
 
 
 @_compiled
+def _pack_levels(mean: Any, pack: Any, n: int, level: Any, highest: Any, widest: Any, lanes: Any) -> None:
+    """lanes (n, V, L) <- ``_levels`` of the sequences of a pack (G,), each in lanes of its own; highest
+    (G,) and widest (B,) <- what it returns. Where there is no sequence (-1), the first one stands."""
+    G, V = len(pack), mean.shape[2]
+    own = L // G
+    for g in range(G):
+        b = pack[g] if pack[g] >= 0 else pack[0]
+        highest[g], widest[b] = _levels(mean[b], level, n)
+        for t in range(n):
+            for v in range(V):
+                at = (t * V + v) * L + g * own
+                for s in range(own):
+                    lanes[at + s] = level[t, v]
+
+
+@_compiled
+def _sum_of(a: Any, at: int, own: int) -> float:
+    total = 0.0
+    for s in range(at, at + own):
+        total += a[s]
+    return total
+
+
+@_compiled
 def _forward(
     factor: Any, level: Any, table: Any, n: int, V: int, node: Any, prior: Any, alpha: Any, inverse: Any,
-    room: Any,
-) -> float:  # fmt: skip
+    room: Any, log_z: Any,
+) -> None:  # fmt: skip
     """node, prior, alpha (n, V, L) and inverse (n, L) <- potentials, what a position is told by the one
-    before, messages that sum to 1, and 1 / what they summed to. Returns the sum of log Z over the draws.
-    factor : (n, V, L); level : (n, V); table : (V, V, L); room : (3, L)."""
+    before, messages that sum to 1, and 1 / what they summed to; log_z (L,) += log Z. factor, level : (n, V,
+    L); table : (V, V, L); room : (3, L)."""
     VL = V * L
     prior[:VL] = 1
     room[:L], room[L : 2 * L] = 1, 0  # product of the scales, and exponents taken out of it
@@ -70,17 +97,15 @@ def _forward(
         if t:
             step(table, VL, L, V, alpha[at - VL :], prior, at)
         for v in range(V):
-            scale_by(node, at + L * v, factor, at + L * v, level[t, v])
+            multiply(node, at + L * v, factor, at + L * v, level, at + L * v)
             multiply(alpha, at + L * v, prior, at + L * v, node, at + L * v)
         row_sum(room, 2 * L, V, alpha, at)
         multiply_and_split(room, room[L:], 0, room, 2 * L)
         invert(inverse, t * L, room, 2 * L)
         for v in range(V):
             multiply(alpha, at + L * v, alpha, at + L * v, inverse, t * L)
-    total = 0.0
     for s in range(L):
-        total += math.log(room[s]) + LOG_2 * room[L + s]
-    return total
+        log_z[s] += math.log(room[s]) + LOG_2 * room[L + s]
 
 
 @_compiled
@@ -104,11 +129,11 @@ def _backward(
 
 
 @_compiled
-def _add_transitions(alpha: Any, passed: Any, n: int, V: int, weight: float, out: Any) -> None:
-    """out (V, V, L) += weight times the sum over positions of alpha at t - 1 times passed at t."""
+def _add_transitions(alpha: Any, passed: Any, n: int, V: int, weight: Any, out: Any) -> None:
+    """out (V, V, L) += weight (L,) times the sum over positions of alpha at t - 1 times passed at t."""
     VL, t = V * L, 1
     for at in range(0, n * VL, L):
-        scale_by(passed, at, passed, at, weight)
+        multiply(passed, at, passed, at, weight, 0)
     while t + FOUR <= n:
         for i in range(V):
             add_four_outers(out, i * VL, V, alpha, (t - 1) * VL + L * i, passed, t * VL, VL)
@@ -120,46 +145,162 @@ def _add_transitions(alpha: Any, passed: Any, n: int, V: int, weight: float, out
 
 
 @_compiled
-def draw_totals(
-    factor: Any, mean: Any, table: Any, lengths: Any, weight: Any, log_z: Any, widest: Any, nodes: Any,
-    tables: Any, first: int, last: int,
-) -> None:  # fmt: skip
-    """Of the sequences of units first..last: log_z (B,) <- log Z averaged over draws, without what factors
-    and tables were divided by; nodes (B, T, V) <- its slopes in the mean scores, times weight (B,); tables
-    (units, V, V) <- those in the mean table, summed over the unit; widest (B,) <- the largest difference
-    between mean scores of one position, nan where some draw lost all its labellings.
+def _tables(edge: Any, mean: Any) -> Any:
+    """(K, V V L) edge, exponentials of what draws add to the table, times those of the mean table (V, V),
+    whose largest entry counts as 1."""
+    V, found = len(mean), np.empty_like(edge)
+    level = (mean - mean.max()).reshape(V * V)
+    exp_in_place(level)
+    for k in range(len(edge)):
+        for i in range(V * V):
+            scale_by(found[k], i * L, edge[k], i * L, level[i])
+    return found
 
-    factor : (B, K, T V L), exponentials of what draws add to the scores, at most 1; mean : (B, T, V); table
-    : (K, V V L), exponentials of the scores of transitions."""
-    B, T, V = mean.shape
-    K, VL = len(table), mean.shape[2] * L
+
+@_compiled
+def draw_totals(
+    factor: Any, edge: Any, packs: Any, mean: Any, table: Any, lengths: Any, weight: Any, known: Any,
+    sign: float, log_z: Any, widest: Any, nodes: Any, tables: Any, first: int, last: int,
+) -> None:  # fmt: skip
+    """Of the packs of units first..last: log_z (B,) <- log Z averaged over draws, without what factors and
+    tables were divided by, less the mean scores of known labels; nodes (B, T, V) <- its slopes in the mean
+    scores, times sign and weight (B,); tables (units, V, V) <- those of log Z in the mean table, times
+    weight, summed over the unit; widest (B,) <- the largest difference between mean scores of one position,
+    nan where some draw lost all its labellings.
+
+    factor : (packs, K, T V L) and edge : (K, V V L), exponentials of what draws add to the scores, at most
+    1; packs : (packs, G) sequences, -1 for none; mean : (B, T, V) and table : (V, V), mean scores; known :
+    (B, T) labels, -1 where there is none."""
+    (_, T, V), G = mean.shape, packs.shape[1]
+    K, VL, own, edge = len(edge), mean.shape[2] * L, L // packs.shape[1], _tables(edge, table)
     node, prior = aligned(T * VL, mean), aligned(T * VL, mean)
     alpha, passed = aligned(T * VL, mean), aligned(T * VL, mean)
-    inverse, room, summed = aligned(T * L, mean), aligned(max(V, 3) * L, mean), aligned(T * VL, mean)
-    level, edges = np.empty((T, V)), np.empty((K, V * VL))
+    inverse, room = aligned(T * L, mean), aligned(max(V, 3) * L, mean)
+    summed, lanes = aligned(T * VL, mean), aligned(T * VL, mean)
+    level, edges, highest = np.empty((T, V)), np.empty((K, V * VL)), np.empty(G)
+    logs, counts = aligned(L, mean), aligned(L, mean)
     for unit in range(first, last):
         edges[:] = 0
-        for b in range(unit * CHAINS_AT_ONCE, min(B, (unit + 1) * CHAINS_AT_ONCE)):
-            n, total = lengths[b], 0.0
-            summed[: n * VL] = 0
-            highest, widest[b] = _levels(mean[b], level, n)
+        for p in range(unit * PACKS_AT_ONCE, min(len(packs), (unit + 1) * PACKS_AT_ONCE)):
+            n = lengths[packs[p, 0]]
+            summed[: n * VL], logs[:L] = 0, 0
+            _pack_levels(mean, packs[p], n, level, highest, widest, lanes)
+            for s in range(L):
+                counts[s] = weight[packs[p, s // own]] if packs[p, s // own] >= 0 else 0.0
             for k in range(K):
-                total += _forward(factor[b, k], level, table[k], n, V, node, prior, alpha, inverse, room)
-                _backward(node, prior, inverse, table[k], n, V, passed, summed, room)
-                _add_transitions(alpha, passed, n, V, weight[b], edges[k])
-            log_z[b], certain = highest + total / (K * L), 0.0
-            for t in range(n):
-                for v in range(V):
-                    p = lane_sum(summed, t * VL + v * L) / (K * L)
-                    nodes[b, t, v] = weight[b] * p
-                    certain += p
-            nodes[b, n:] = 0
-            if not abs(certain - n) < 1e-6 * max(n, 1):
-                widest[b] = np.nan
+                _forward(factor[p, k], lanes, edge[k], n, V, node, prior, alpha, inverse, room, logs)
+                _backward(node, prior, inverse, edge[k], n, V, passed, summed, room)
+                _add_transitions(alpha, passed, n, V, counts, edges[k])
+            for g in range(G):
+                b, certain = packs[p, g], 0.0
+                if b < 0:
+                    continue
+                log_z[b] = highest[g] + _sum_of(logs, g * own, own) / (K * own)
+                for t in range(n):
+                    for v in range(V):
+                        share = _sum_of(summed, (t * V + v) * L + g * own, own) / (K * own)
+                        nodes[b, t, v] = sign * weight[b] * share
+                        certain += share
+                    if known[b, t] >= 0:
+                        log_z[b] -= mean[b, t, known[b, t]]
+                        nodes[b, t, known[b, t]] -= sign * weight[b]
+                nodes[b, n:] = 0
+                if not abs(certain - n) < 1e-6 * max(n, 1):
+                    widest[b] = np.nan
         for i in range(V):
             for j in range(V):
                 at, total = (i * V + j) * L, 0.0
                 for k in range(K):
                     for s in range(at, at + L):
-                        total += edges[k, s] * table[k, s]
-                tables[unit, i, j] = total / (K * L)
+                        total += edges[k, s] * edge[k, s]
+                tables[unit, i, j] = total / (K * own)
+
+
+@_compiled
+def _in_lanes(basis: Any) -> Any:
+    """(R, V, L) the columns of basis (V, R), each number as often as there are lanes."""
+    V, R = basis.shape
+    found = aligned(R * V * L, basis)
+    for r in range(R):
+        for v in range(V):
+            found[(r * V + v) * L : (r * V + v + 1) * L] = basis[v, r]
+    return found
+
+
+@_compiled
+def _add_squares(p: Any, n: int, V: int, basis: Any, R: int, told: Any, out: Any) -> None:
+    """out (n, R, L) += (p basis)^2, of probabilities p (n, V, L) and basis (R, V, L). told : (R, L)."""
+    VL = V * L
+    for t in range(n):
+        here, r = p[t * VL :], 0
+        while r + FOUR <= R:
+            four_dots(told, L * r, V, here, basis, VL * r, L, VL)
+            r += FOUR
+        while r < R:
+            dot(told, L * r, V, here, basis, VL * r, L)
+            r += 1
+        for r in range(R):
+            multiply(told, L * r, told, L * r, told, L * r)
+            add(out, (t * R + r) * L, told, L * r)
+
+
+@_compiled
+def draw_variances(
+    factor: Any, edge: Any, packs: Any, mean: Any, table: Any, lengths: Any, basis: Any, squares: Any,
+    widest: Any, nodes: Any, tables: Any, first: int, last: int,
+) -> None:  # fmt: skip
+    """Of the packs of units first..last, averaged over draws: nodes (B, T, R) <- the variance of each
+    column of basis (V, R) under the label probabilities of a position; tables (B, V, V) <- p (1 - p) of
+    each label with the next one, summed over positions. squares : of the basis. The others as of
+    ``draw_totals``."""
+    (_, T, V), G, R = mean.shape, packs.shape[1], basis.shape[1]
+    K, VL, own, edge = len(edge), mean.shape[2] * L, L // packs.shape[1], _tables(edge, table)
+    node, prior = aligned(T * VL, mean), aligned(T * VL, mean)
+    alpha, passed = aligned(T * VL, mean), aligned(T * VL, mean)
+    inverse, room = aligned(T * L, mean), aligned(max(V, 3) * L, mean)
+    summed, lanes = aligned(T * VL, mean), aligned(T * VL, mean)
+    level, once, twice = np.empty((T, V)), np.empty(V * VL), np.empty(V * VL)
+    told, share = aligned(R * L, mean), np.empty(V)
+    columns, squared = _in_lanes(basis), aligned(T * R * L, mean)
+    highest, logs, ones = np.empty(G), aligned(L, mean), aligned(L, mean)
+    ones[:L] = 1
+    for p in range(first * PACKS_AT_ONCE, min(len(packs), last * PACKS_AT_ONCE)):
+        n = lengths[packs[p, 0]]
+        summed[: n * VL], squared[: n * R * L] = 0, 0
+        _pack_levels(mean, packs[p], n, level, highest, widest, lanes)
+        for g in range(G):
+            if packs[p, g] >= 0:
+                tables[packs[p, g]] = 0
+        for k in range(K):
+            _forward(factor[p, k], lanes, edge[k], n, V, node, prior, alpha, inverse, room, logs)
+            _backward(node, prior, inverse, edge[k], n, V, passed, summed, room)
+            _add_squares(node, n, V, columns, R, told, squared)
+            once[:], twice[:] = 0, 0
+            _add_transitions(alpha, passed, n, V, ones, once)
+            for i in range(n * VL):
+                alpha[i] *= alpha[i]
+                passed[i] *= passed[i]
+            _add_transitions(alpha, passed, n, V, ones, twice)
+            for i in range(V * VL):
+                once[i] = edge[k, i] * (once[i] - edge[k, i] * twice[i]) / (K * own)
+            for g in range(G):
+                if packs[p, g] >= 0:
+                    for i in range(V):
+                        for j in range(V):
+                            tables[packs[p, g], i, j] += _sum_of(once, (i * V + j) * L + g * own, own)
+        for g in range(G):
+            b, certain = packs[p, g], 0.0
+            if b < 0:
+                continue
+            for t in range(n):
+                for v in range(V):
+                    share[v] = _sum_of(summed, (t * V + v) * L + g * own, own) / (K * own)
+                    certain += share[v]
+                for r in range(R):
+                    second = 0.0
+                    for v in range(V):
+                        second += share[v] * squares[v, r]
+                    nodes[b, t, r] = second - _sum_of(squared, (t * R + r) * L + g * own, own) / (K * own)
+            nodes[b, n:] = 0
+            if not abs(certain - n) < 1e-6 * max(n, 1):
+                widest[b] = np.nan

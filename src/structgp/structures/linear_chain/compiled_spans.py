@@ -18,15 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structgp.structures.graph.lanes import (
-    LANES,
-    add,
-    invert,
-    lane_sum,
-    multiply,
-    multiply_and_add,
-    row_sum,
-)
+from structgp.structures.graph.lane_code import LANES
+from structgp.structures.graph.lanes import add, invert, lane_sum, multiply, multiply_and_add, row_sum
 from structgp.structures.linear_chain.compiled import _compiled
 from structgp.structures.linear_chain.lane_rows import aligned
 from structgp.structures.linear_chain.span_lanes import (

@@ -13,19 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structgp.structures.linear_chain.messages import (
-    SAFE_SPREAD,
-    WORTH_COMPILING,
-    compiled_loops,
-    detour,
-    widest,
-)
+from structgp.structures.linear_chain.messages import SAFE_SPREAD, compiled_loops, detour, widest
 from structgp.structures.masks import keep_known, leaves_open
 from structgp.structures.program import Program, Scores
 from structgp.structures.threads import share
 
 LANES = 8
 """Draws that fill a vector instruction (``compiled_draws``)."""
+
+WORTH_COMPILING = 500
+"""B T V^2 from which compiled loops are used, whatever the number of draws. An optimiser comes back a
+thousand times: torch operations would then take longer, at some 50 microseconds per position, than numba to
+start."""
 
 MOST_LABELS = 64
 """Beyond it, the tables of eight draws do not fit into the nearest caches."""
@@ -37,84 +36,127 @@ class FixedDraws:
 
     def __init__(self, program: Program, scores: Scores, y: Tensor, weight: Tensor) -> None:
         (f, g), mask = scores, program.layout.mask
-        self._totals = _Totals(f, g, mask, weight)
         self._open: _Totals | None = None
         if leaves_open(y, mask):
+            self._totals = _Totals(f, g, mask, weight)
             self._open = _Totals(keep_known(f, y, mask), g, mask, weight)
             return
-        known, self._padding = torch.where(mask, y, 0), ~mask[..., None]
+        known = torch.where(mask, y, 0)
+        self._totals = _Totals(f, g, mask, weight, known)
         self._told = weight @ program.score(scores, known).mean(0)
-        hot = torch.nn.functional.one_hot(known, f.shape[-1]).to(f)
-        self._nodes = hot * (mask * weight[:, None])[..., None]
-        self._table = torch.einsum("bti,btj->ij", hot[:, :-1], self._nodes[:, 1:])
+        self._table, V = torch.zeros_like(g[0]).flatten(), f.shape[-1]
+        steps, times = known[:, :-1] * V + known[:, 1:], mask[:, 1:] * weight[:, None]
+        self._table = self._table.index_add(0, steps.flatten(), times.flatten()).view(V, V)
 
     def value_and_slopes(self, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """At mean scores f (B, T, V) and g (V, V): the log-likelihood, averaged over draws and summed over
         sequences, and its slopes in f and g. None where scores are too wide for probability space, or a
         sequence has no labelling."""
-        whole = self._totals.value_and_slopes(f, g)
+        whole = self._totals.value_and_slopes(f, g, -1.0)
         if whole is None:
             return None
         if self._open is not None:
-            told = self._open.value_and_slopes(f, g)
-        else:
-            value = (
-                self._told + (self._nodes * f.masked_fill(self._padding, 0)).sum() + (self._table * g).sum()
+            told = self._open.value_and_slopes(f, g, 1.0)
+            return (
+                None if told is None else (told[0] - whole[0], whole[1].add_(told[1]), told[2] - whole[2])
             )
-            told = (value, self._nodes, self._table) if bool(value.isfinite()) else None
-        if told is None:
-            return None
-        return told[0] - whole[0], told[1] - whole[1], told[2] - whole[2]
+        value = self._told + (self._table * g).sum() - whole[0]
+        return (value, whole[1], self._table - whole[2]) if bool(value.isfinite()) else None
+
+    def variances(self, f: Tensor, g: Tensor, basis: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """``Chain.local_curvature`` at the same draws: (B, T, R) and (B, V, V). None as above."""
+        found = self._totals.variances(f, g, basis)
+        if found is not None and self._open is not None:
+            left = self._open.variances(f, g, basis)
+            found = None if left is None else (found[0] - left[0], found[1] - left[1])
+        return None if found is None else (found[0].clamp_(min=0), found[1].clamp_(min=0))
 
 
 class _Totals:
-    """The sum of log Z over sequences, averaged over draws."""
+    """The sum of log Z over sequences, averaged over draws, less the mean scores of ``known`` labels (B, T)
+    where those are given."""
 
-    def __init__(self, f: Tensor, g: Tensor, mask: Tensor, weight: Tensor) -> None:
-        from structgp.structures.linear_chain.compiled_draws import CHAINS_AT_ONCE
+    def __init__(
+        self, f: Tensor, g: Tensor, mask: Tensor, weight: Tensor, known: Tensor | None = None
+    ) -> None:
+        from structgp.structures.linear_chain.compiled_draws import PACKS_AT_ONCE
 
         (S, B, T, V), L = f.shape, LANES
         f = f.masked_fill(~mask[..., None], 0)
-        top = f.amax(-1)
-        factor = torch.exp(f - top[..., None]).view(S // L, L, B, T, V)
-        self._factor = factor.permute(2, 0, 3, 4, 1).reshape(B, S // L, T * V * L).numpy()
-        self._tops = weight @ torch.where(mask, top, 0).sum(-1).mean(0)
+        top, top_g = f.amax(-1), g.amax((-1, -2))
+        K, own = max(1, S // L), min(S, L)
+        self._packs = packs_of(mask.sum(-1).numpy(), L // own)
+        N, G = self._packs.shape
+        factor = torch.exp(f - top[..., None]).view(K, own, B, T, V)
+        if G > 1:
+            factor = factor[:, :, torch.from_numpy(np.maximum(self._packs, 0))]
+        lanes = factor.view(K, own, N, G, T, V).permute(2, 0, 4, 5, 3, 1)
+        self._factor = lanes.reshape(N, K, T * V * L).numpy()
+        edge = torch.exp(g - top_g[:, None, None]).view(K, own, V * V).mT
+        self._edge = edge.repeat(1, 1, G).view(K, V * V * L).numpy()
+        lengths, weight = mask.sum(-1), weight.contiguous()
+        self._lengths, self._weight = lengths.numpy(), weight.numpy()
+        self._steps = weight @ (lengths - 1).clamp(min=0).to(weight)
+        self._tops = weight @ torch.where(mask, top, 0).sum(-1).mean(0) + self._steps * top_g.mean()
         self._width = widest(f, (-1,), f.masked_fill(f == -torch.inf, torch.inf))
+        self._width += widest(g, (-1, -2), g.masked_fill(g == -torch.inf, torch.inf))
         within = (f[:, :, 1:-1] == -torch.inf).any(-1).any(0) & mask[:, 2:]
         self._detour = detour(g, bool(within.any()), T)
-        self._g, self._lengths, self._weight = g, mask.sum(-1), weight
-        self._steps = weight @ (self._lengths - 1).clamp(min=0).to(weight)
-        self._shape, self._units = f.shape, -(-B // CHAINS_AT_ONCE)
+        self._known = (torch.full((B, T), -1) if known is None else known).numpy()
+        self._shape, self._units = f.shape, -(-N // PACKS_AT_ONCE)
 
-    def value_and_slopes(self, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    def value_and_slopes(self, f: Tensor, g: Tensor, sign: float) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The value, its slopes in f times ``sign``, and those of log Z in g; None where scores are too
+        wide."""
         from structgp.structures.linear_chain.compiled_draws import draw_totals
 
-        (S, B, T, V), L = self._shape, LANES
-        table = self._g + g
-        top = table.amax((-1, -2))
-        lanes = torch.exp(table - top[:, None, None]).view(S // L, L, V * V).mT
+        S, B, T, V = self._shape
         log_z, wide, nodes = np.empty(B), np.empty(B), np.empty((B, T, V))
         tables = np.empty((self._units, V, V))
-        given = self._factor, f.contiguous().numpy(), lanes.reshape(S // L, -1).numpy()
-        rest = self._lengths.numpy(), self._weight.numpy(), log_z, wide, nodes, tables
+        given = self._factor, self._edge, self._packs, f.contiguous().numpy(), g.contiguous().numpy()
+        rest = self._lengths, self._weight, self._known, sign, log_z, wide, nodes, tables
         share(partial(draw_totals, *given, *rest), self._units, S * B * T * V * V)
-        finite = table.masked_fill(table == -torch.inf, torch.inf)
-        spread = (self._width + wide.max() + widest(table, (-1, -2), finite)) * self._detour
-        if not bool(spread <= SAFE_SPREAD[torch.float64]):  # nan where a draw has lost all its labellings
+        if not self._is_safe(wide, g):
             return None
-        value = self._tops + self._steps * top.mean() + self._weight @ torch.from_numpy(log_z)
+        value = self._tops + self._steps * g.max() + float(self._weight @ log_z)
         return value, torch.from_numpy(nodes), torch.from_numpy(tables.sum(0))
+
+    def variances(self, f: Tensor, g: Tensor, basis: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """``draw_variances``; None where scores are too wide."""
+        from structgp.structures.linear_chain.compiled_draws import draw_variances
+
+        S, B, T, V = self._shape
+        columns = np.eye(V) if basis is None else basis.contiguous().numpy()
+        wide, nodes, tables = np.empty(B), np.empty((B, T, columns.shape[1])), np.empty((B, V, V))
+        given = self._factor, self._edge, self._packs, f.contiguous().numpy(), g.contiguous().numpy()
+        rest = self._lengths, columns, columns**2, wide, nodes, tables
+        share(partial(draw_variances, *given, *rest), self._units, S * B * T * V * V)
+        return (torch.from_numpy(nodes), torch.from_numpy(tables)) if self._is_safe(wide, g) else None
+
+    def _is_safe(self, wide: np.ndarray, g: Tensor) -> bool:
+        """Whether no number was lost. wide : (B,) as of ``draw_totals``."""
+        spread = (self._width + wide.max() + g.max() - g.min()) * self._detour
+        return bool(spread <= SAFE_SPREAD[torch.float64])  # not where it is nan: a draw lost its labellings
+
+
+def packs_of(lengths: np.ndarray, G: int) -> np.ndarray:
+    """(packs, G) the sequences, those of a pack of the same length; -1 in packs that are not full."""
+    if G == 1:
+        return np.arange(len(lengths))[:, None]
+    order = np.argsort(lengths, kind="stable")
+    ends = np.flatnonzero(np.diff(lengths[order])) + 1
+    found = [same[at : at + G] for same in np.split(order, ends) for at in range(0, len(same), G)]
+    return np.array([[*pack, *[-1] * (G - len(pack))] for pack in found])
 
 
 def fixed_draws(program: Program, f: Tensor, g: Tensor, y: Tensor, weight: Tensor) -> FixedDraws | None:
     """None where compiled loops are not to be had, would not pay, or do not know such scores."""
-    draws = max(LANES, len(f))  # eight cost as much as one or two
-    enough = draws * f[0].numel() * f.shape[-1] >= max(1, WORTH_COMPILING) and f.shape[-1] <= MOST_LABELS
+    enough = (
+        f[0].numel() * f.shape[-1] >= WORTH_COMPILING and f[0].numel() > 0 and f.shape[-1] <= MOST_LABELS
+    )
     known = f.dtype == g.dtype == weight.dtype == torch.float64 and f.device.type == "cpu" and g.dim() == 3
     if not enough or not known or compiled_loops() is None:
         return None
-    if LANES % len(f) == 0:
-        f, g = f.repeat(LANES // len(f), 1, 1, 1), g.repeat(LANES // len(f), 1, 1)
-    if len(f) % LANES:
+    if len(f) % LANES and LANES % len(f):
         return None
     return FixedDraws(program, program.restrict((f, g)), y, weight)

@@ -15,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from structgp.structures.graph.lanes import LANES, _Code, _written
+from structgp.structures.graph.lane_code import LANES, Code, written
 from structgp.structures.linear_chain.lane_exp import _LOG2_64, _ROUND_64, LOWEST
 
 _i64 = types.int64
@@ -23,7 +23,7 @@ DEGREE = 13
 """Of the polynomial for exp, as in ``lane_exp``."""
 
 
-def _sum(to: _Code, first: int, last: int, array: int, lanes: int) -> Any:
+def _sum(to: Code, first: int, last: int, array: int, lanes: int) -> Any:
     """The sum over ways ``first`` to ``last`` of numbers of ``array`` times those of a table, all of them
     by their place among the arguments: behind an array comes where it begins, then places of the ways, the
     table, and where that begins."""
@@ -43,8 +43,8 @@ def sum_of_ways(
 ) -> Any:
     """out[o] <- the sum of a[i + place[m]] b[j + L m] over ways m from first to before last."""
 
-    @_written(out, _i64, _i64, _i64, a, _i64, place, b, _i64)
-    def found(to: _Code) -> None:
+    @written(out, _i64, _i64, _i64, a, _i64, place, b, _i64)
+    def found(to: Code) -> None:
         to.store(_sum(to, 2, 3, 4, 5), 0, 1)
 
     return found
@@ -58,8 +58,8 @@ def both_sums_of_ways(
     """part[p] <- such a sum of ways up to the cut, times more[m], and out[o] <- that of all, times by[k]
     more[m]."""
 
-    @_written(part, _i64, out, _i64, _i64, _i64, _i64, a, _i64, place, b, _i64, by, _i64, more, _i64)
-    def found(to: _Code) -> None:
+    @written(part, _i64, out, _i64, _i64, _i64, _i64, a, _i64, place, b, _i64, by, _i64, more, _i64)
+    def found(to: Code) -> None:
         ended, scale = _sum(to, 4, 5, 7, 8), to.load(14, 15)
         to.store(to.times(ended, scale), 0, 1)
         whole = to.plus(ended, _sum(to, 5, 6, 7, 8))
@@ -75,8 +75,8 @@ def scaled_sum_of_ways(
 ) -> Any:  # fmt: skip
     """out[o] <- such a sum, times by[k] more[m]."""
 
-    @_written(out, _i64, _i64, _i64, a, _i64, place, b, _i64, by, _i64, more, _i64)
-    def found(to: _Code) -> None:
+    @written(out, _i64, _i64, _i64, a, _i64, place, b, _i64, by, _i64, more, _i64)
+    def found(to: Code) -> None:
         scale = to.times(to.load(9, 10), to.load(11, 12))
         to.store(to.times(_sum(to, 2, 3, 4, 5), scale), 0, 1)
 
@@ -87,8 +87,8 @@ def scaled_sum_of_ways(
 def copy(_: Any, out: Any, o: Any, a: Any, i: Any) -> Any:
     """out[o] <- a[i]."""
 
-    @_written(out, _i64, a, _i64)
-    def found(to: _Code) -> None:
+    @written(out, _i64, a, _i64)
+    def found(to: Code) -> None:
         to.store(to.load(2, 3), 0, 1)
 
     return found
@@ -98,8 +98,8 @@ def copy(_: Any, out: Any, o: Any, a: Any, i: Any) -> Any:
 def fill(_: Any, out: Any, o: Any, value: Any) -> Any:
     """out[o] <- a number."""
 
-    @_written(out, _i64, types.float64)
-    def found(to: _Code) -> None:
+    @written(out, _i64, types.float64)
+    def found(to: Code) -> None:
         to.store(to.spread(to.arguments[2]), 0, 1)
 
     return found
@@ -109,8 +109,8 @@ def fill(_: Any, out: Any, o: Any, value: Any) -> Any:
 def add_multiplied(_: Any, out: Any, o: Any, a: Any, i: Any, b: Any, j: Any) -> Any:
     """out[o] += a[i] b[j]."""
 
-    @_written(out, _i64, a, _i64, b, _i64)
-    def found(to: _Code) -> None:
+    @written(out, _i64, a, _i64, b, _i64)
+    def found(to: Code) -> None:
         to.store(to.plus(to.load(0, 1), to.times(to.load(2, 3), to.load(4, 5))), 0, 1)
 
     return found
@@ -120,8 +120,8 @@ def add_multiplied(_: Any, out: Any, o: Any, a: Any, i: Any, b: Any, j: Any) -> 
 def fetch(_: Any, scores: Any, s: Any, b: Any, i: Any) -> Any:
     """Asks for the cache line of scores[s, b, i], which will be read soon."""
 
-    @_written(scores, _i64, _i64, _i64)
-    def found(to: _Code) -> None:
+    @written(scores, _i64, _i64, _i64)
+    def found(to: Code) -> None:
         build, given = (
             to.builder,
             to.context.make_array(to.types[0])(to.context, to.builder, to.arguments[0]),
@@ -141,8 +141,8 @@ def exp_below_highest(_: Any, a: Any, i: Any, n: Any, widest: Any, lowest: Any, 
     """a[i + L m] <- exp(a[i + L m] - the highest of them) for m < n; widest[0] grows to the difference
     between the highest and the lowest above -inf; lowest[k] falls to the lowest. nan where all are -inf."""
 
-    @_written(a, _i64, _i64, widest, lowest, _i64)
-    def found(to: _Code) -> None:
+    @written(a, _i64, _i64, widest, lowest, _i64)
+    def found(to: Code) -> None:
         build, zero = to.builder, ir.Constant(ir.IntType(64), 0)
 
         def larger(x: Any, y: Any) -> Any:
@@ -176,7 +176,7 @@ def exp_below_highest(_: Any, a: Any, i: Any, n: Any, widest: Any, lowest: Any, 
     return found
 
 
-def _exp(to: _Code, x: Any) -> Any:
+def _exp(to: Code, x: Any) -> Any:
     """``lane_exp`` of all lanes: its words say how. nan stays nan."""
     build, whole = to.builder, ir.VectorType(ir.IntType(64), LANES)
 

@@ -1,0 +1,116 @@
+"""Where optimisers look for the mean of a posterior: coordinates in which its covariance is round.
+
+``MeanSearch`` is for any family. ``GroupedSearch`` is for weights: the data cannot tell features apart that
+have the same values in all rows, as most features have that occur once. Of the weights of such a group only
+the sum, weighted by the prior standard deviations, has a say in the likelihood, so the best means are in
+fixed proportions. A search over one number per group finds the same means, with a fraction of the numbers.
+
+Letters as in ``gp.block``; G groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from structgp.gp.weight_rows import SparseRows, WeightConditional
+
+
+class MeanSearch:
+    """x = 0 is the mean that the block had at ``begin``, and m = that + C x with C C^T its covariance.
+
+    gradient : of the expected log-likelihood, in the numbers that ``functions`` are linear in; of batches
+    that were added since the last move."""
+
+    gradient: Tensor
+
+    def __init__(self, block: Any) -> None:
+        self.block = block
+
+    def begin(self, prior_factor: Tensor) -> int:
+        """From the posterior as it is now. prior_factor : of the prior as it is now. Returns how many
+        numbers x has."""
+        self._began, self._scale = self.block.m.clone(), self.block.scale
+        return self._began.numel()
+
+    def move(self, x: Tensor) -> Tensor:
+        """To x. Returns the part of the mean in the divergence."""
+        m = self.block.m
+        m.copy_(self._began + self.block.root_times(x.view_as(m)))
+        self.gradient = torch.zeros_like(m)
+        return 0.5 * m.square().sum()
+
+    def functions(self, i: int, conditional: Any) -> Tensor:
+        """The mean functions (B, T, R) on batch i, (P,) if shared, with the amplitude."""
+        return self._scale * conditional.times(self.block.m)
+
+    def add(self, i: int, conditional: Any, slope: Tensor) -> None:
+        """The derivatives of the expected log-likelihood in the functions of batch i."""
+        self.gradient += self._scale * conditional.transposed_times(slope)
+
+    def slope(self) -> Tensor:
+        """Of the divergence less the expected log-likelihood, in x."""
+        return self.block.root_transposed_times(self.block.m - self.gradient).reshape(-1)
+
+    def settle(self) -> None:
+        """Gives the block the mean where the search is."""
+
+
+class GroupedSearch(MeanSearch):
+    """For ``Weights`` on the CPU. conditionals : of each batch. The rows of all batches are one matrix X
+    (N, G), with one column per group."""
+
+    def __init__(self, block: Any, conditionals: Sequence[WeightConditional]) -> None:
+        super().__init__(block)
+        self._shapes = [c.features.value.shape[:2] for c in conditionals]
+        self._sizes = [B * T for B, T in self._shapes]
+        self._group, self._rows = grouped([c.rows.matrix for c in conditionals])
+
+    def begin(self, prior_factor: Tensor) -> int:
+        group, block = self._group, self.block
+        shape, self._scale = (self._rows.shape[1], block.n_functions), block.scale
+        variance = prior_factor.square().clamp(min=1e-300)
+        whole = variance.new_zeros(shape[0]).index_add(0, group, variance)
+        self._share = prior_factor / whole[group]  # (M,) of a member in its group's weight, whitened
+        self._root = whole.sqrt()[:, None]
+        # What the data determine of each member adds up to what they determine of the group's weight.
+        determined = (block.factor.T.square().reciprocal() - 1).clamp(min=0)
+        self._sd = (1 + variance.new_zeros(shape).index_add(0, group, determined)).rsqrt()
+        weight = variance.new_zeros(shape).index_add(0, group, (prior_factor * block.m).T)
+        self._began = weight / self._root
+        return self._began.numel()
+
+    def move(self, x: Tensor) -> Tensor:
+        self._m = torch.addcmul(self._began, self._sd, x.view_as(self._sd))
+        self._functions = self._rows.times(self._root * self._m).mul_(self._scale).split(self._sizes)
+        self._slopes: list[Tensor] = [torch.empty(0)] * len(self._sizes)
+        return 0.5 * self._m.square().sum()
+
+    def functions(self, i: int, conditional: Any) -> Tensor:
+        return self._functions[i].unflatten(0, self._shapes[i])
+
+    def add(self, i: int, conditional: Any, slope: Tensor) -> None:
+        self._slopes[i] = slope.flatten(0, 1)
+
+    def slope(self) -> Tensor:
+        flat = self._slopes[0] if len(self._slopes) == 1 else torch.cat(self._slopes)
+        grad = self._rows.transposed_times(flat)
+        return torch.addcmul(self._m, grad, self._root, value=-float(self._scale)).mul_(self._sd).view(-1)
+
+    def settle(self) -> None:
+        self.block.m.copy_((self._share[:, None] * (self._root * self._m)[self._group]).T)
+
+
+def grouped(matrices: Sequence[Any]) -> tuple[Tensor, SparseRows]:
+    """(M,) the group of each column, and the rows of all matrices with the first column of each group.
+    Columns are told apart by their products with two random vectors: those that are alike have the same
+    products to the last bit."""
+    x = scipy.sparse.vstack(matrices, format="csr") if len(matrices) > 1 else matrices[0]
+    random = np.random.default_rng(0).standard_normal((x.shape[0], 2))
+    told = x.T.tocsr() @ random
+    _, first, group = np.unique(told[:, 0] + 1j * told[:, 1], return_index=True, return_inverse=True)
+    return torch.from_numpy(group), SparseRows(x.tocsc()[:, first].tocsr(), torch.device("cpu"))
