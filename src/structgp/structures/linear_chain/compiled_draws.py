@@ -173,18 +173,10 @@ def draw_totals(
     (B, T) labels, -1 where there is none."""
     (_, T, V), G = mean.shape, packs.shape[1]
     K, VL, own, edge = len(edge), mean.shape[2] * L, L // packs.shape[1], _tables(edge, table)
-    node, prior, alpha, passed = (
-        aligned(T * VL, mean),
-        aligned(T * VL, mean),
-        aligned(T * VL, mean),
-        aligned(T * VL, mean),
-    )
-    inverse, room, summed, lanes = (
-        aligned(T * L, mean),
-        aligned(max(V, 3) * L, mean),
-        aligned(T * VL, mean),
-        aligned(T * VL, mean),
-    )
+    node, prior = aligned(T * VL, mean), aligned(T * VL, mean)
+    alpha, passed = aligned(T * VL, mean), aligned(T * VL, mean)
+    inverse, room = aligned(T * L, mean), aligned(max(V, 3) * L, mean)
+    summed, lanes = aligned(T * VL, mean), aligned(T * VL, mean)
     level, edges, highest = np.empty((T, V)), np.empty((K, V * VL)), np.empty(G)
     logs, counts = aligned(L, mean), aligned(L, mean)
     for unit in range(first, last):
@@ -263,25 +255,13 @@ def draw_variances(
     ``draw_totals``."""
     (_, T, V), G, R = mean.shape, packs.shape[1], basis.shape[1]
     K, VL, own, edge = len(edge), mean.shape[2] * L, L // packs.shape[1], _tables(edge, table)
-    node, prior, alpha, passed = (
-        aligned(T * VL, mean),
-        aligned(T * VL, mean),
-        aligned(T * VL, mean),
-        aligned(T * VL, mean),
-    )
-    inverse, room, summed, lanes = (
-        aligned(T * L, mean),
-        aligned(max(V, 3) * L, mean),
-        aligned(T * VL, mean),
-        aligned(T * VL, mean),
-    )
+    node, prior = aligned(T * VL, mean), aligned(T * VL, mean)
+    alpha, passed = aligned(T * VL, mean), aligned(T * VL, mean)
+    inverse, room = aligned(T * L, mean), aligned(max(V, 3) * L, mean)
+    summed, lanes = aligned(T * VL, mean), aligned(T * VL, mean)
     level, once, twice = np.empty((T, V)), np.empty(V * VL), np.empty(V * VL)
-    told, share, columns, squared = (
-        aligned(R * L, mean),
-        np.empty(V),
-        _in_lanes(basis),
-        aligned(T * R * L, mean),
-    )
+    told, share = aligned(R * L, mean), np.empty(V)
+    columns, squared = _in_lanes(basis), aligned(T * R * L, mean)
     highest, logs, ones = np.empty(G), aligned(L, mean), aligned(L, mean)
     ones[:L] = 1
     for p in range(first * PACKS_AT_ONCE, min(len(packs), last * PACKS_AT_ONCE)):
