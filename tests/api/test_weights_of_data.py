@@ -91,7 +91,7 @@ def test_value_gradients_and_curvature(space: str, cases: ModuleType, data: Gene
     for one in both(cases, data, space=space):
         with torch.no_grad():
             draws = Draws(one, None)
-            value, grads = draws.value_and_gradients()
+            value, grads = cases.value_and_gradients(draws)
             _fit_covariances(draws)
         found.append([value, *grads, *(block.factor.detach() for block in one.posterior.blocks)])
     close(*found)

@@ -88,7 +88,7 @@ def test_a_layer_may_be_named_as_the_beginning_of_another(names: tuple[str, str]
 
 
 def test_a_layer_without_labels_is_named() -> None:
-    with pytest.raises(InputError, match="no token has a label of layer 'v'"):
+    with pytest.raises(InputError, match="no token has a label in layer 'v'"):
         fitted(layers(u=chain(), v=chain()), [NODES], [{"u": ["A", "B", "A"], "v": [None] * 3}])
 
 

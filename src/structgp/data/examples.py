@@ -253,8 +253,7 @@ def read_examples(
     said = None if annotations is None else _flat(X, annotations, shapes, spec)
     X, given_X = X if shapes is None else [shape.nodes for shape in shapes], X
     if said is not None:
-        layers = 1 if spec is None else max(1, len(spec.layers))
-        labels_of = majority(said, [layers * length(x, f"X[{n}]") for n, x in enumerate(X)])
+        labels_of = majority(said, _label_counts(X, spec))
     else:
         labels_of = check_labels(given_X, y) if shapes is None else node_labels(shapes, y, spec.layers)
     counts = None if weights is None else _check_weights(weights, len(X))
@@ -288,6 +287,12 @@ def read_examples(
     if rules is not None and rules.more and given is None:
         check_tuples(rules, split, encoded, links, labels.classes)
     return Examples(encoder, labels, rows, encoded, counts, rules, split, links, given)
+
+
+def _label_counts(X: Sequence[Any], spec: Any) -> list[int]:
+    """How many labels each example has, one per token and layer."""
+    layers = max(1, len(spec.layers)) if spec else 1
+    return [layers * length(x, f"X[{n}]") for n, x in enumerate(X)]
 
 
 def _encoded(
