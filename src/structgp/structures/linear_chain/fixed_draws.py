@@ -89,7 +89,8 @@ class _Totals:
         N, G = self._packs.shape
         factor = torch.exp(f - top[..., None]).view(K, own, B, T, V)
         if G > 1:
-            factor = factor[:, :, torch.from_numpy(np.maximum(self._packs, 0))]
+            first = self._packs[:, :1]  # where there is none, the first one stands
+            factor = factor[:, :, torch.from_numpy(np.where(self._packs < 0, first, self._packs))]
         lanes = factor.view(K, own, N, G, T, V).permute(2, 0, 4, 5, 3, 1)
         self._factor = lanes.reshape(N, K, T * V * L).numpy()
         edge = torch.exp(g - top_g[:, None, None]).view(K, own, V * V).mT
