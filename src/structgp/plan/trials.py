@@ -87,9 +87,9 @@ class Predictions:
 
     def is_clearly_worse(self, other: Predictions) -> bool:
         """Whether this loss is larger by more than chance has it in one of 40 cases, by Student's t over
-        sequences: two standard errors of the difference, more where sequences are few; never from a single
-        one."""
-        N = len(self.tokens)
+        sequences: two standard errors of the difference, more where sequences with tokens are few; never
+        from a single one."""
+        N = int(np.count_nonzero(self.tokens))
         if N < 2:
             return False
         error = self.error_of_difference(other) * math.sqrt(N / (N - 1))
@@ -121,7 +121,7 @@ class Predictions:
     @property
     def verdict(self) -> str:
         """Whether confidence fits, in one sentence."""
-        sure, right, N = self.mean("confidence"), self.mean("right"), len(self.tokens)
+        sure, right, N = self.mean("confidence"), self.mean("right"), int(np.count_nonzero(self.tokens))
         gap = sure - right
         left = self.confidence - self.right - gap * self.tokens
         error = math.sqrt((left**2).sum() * N / (N - 1)) / self.tokens.sum() if N > 1 else math.inf
