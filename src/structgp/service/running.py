@@ -113,7 +113,7 @@ def _protocol() -> Any:
 
         def data_received(self, data: bytes) -> None:
             before = self.cycle
-            in_head = before is None or not before.more_body
+            in_head = before is None or before.response_complete
             super().data_received(data)
             self._head = self._head + len(data) if in_head and self.cycle is before else 0
             if self._head > MOST_HEAD:
