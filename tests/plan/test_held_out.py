@@ -217,6 +217,22 @@ def test_what_is_clearly_worse_after_a_fold_goes_no_further(monkeypatch: pytest.
     assert all(len(p[1.0].tokens) == 12 for p in tried.values())
 
 
+def test_folds_that_are_taken_from_another_trial_stay_possible() -> None:
+    """A trial may be worse, and right more often: elsewhere all tokens cannot be right and some more."""
+    tokens = np.full(3, 40.0)
+    theirs, mine = (
+        Predictions(tokens, loss * tokens, 0.9 * tokens, p * tokens, np.ones(3), np.full(3, p))
+        for loss, p in ((0.5, 0.8), (0.1, 1.0))
+    )
+    found = mine.moved(mine, theirs)
+    assert (found.nll == 0).all()
+    assert (found.right == tokens).all()
+    assert (found.confidence == 0.9 * tokens).all()
+    assert (found.unseen_doubt == found.unseen).all()
+    assert all(np.isfinite(found.error_ratio))
+    assert found.moved(theirs, mine).loss == pytest.approx(0.4)
+
+
 def test_few_sequences_have_to_tell_more_clearly() -> None:
     """By Student's t: 12.7 standard errors from two sequences, 2.1 from 20; nothing from one."""
     for n, times in ((2, 12.706), (20, 2.093)):

@@ -108,10 +108,14 @@ class Predictions:
         return float(ratio), float(max(error, 1 / math.sqrt(wrong.sum() + 0.5)))
 
     def moved(self, mine: Predictions, theirs: Predictions) -> Predictions:
-        """With every sum per token as much larger as that of ``mine`` is than that of ``theirs``."""
-        tokens = self.tokens
-        by = (mine.mean(name) - theirs.mean(name) for name in vars(self))
-        return Predictions(*(x + d * tokens for x, d in zip(vars(self).values(), by, strict=True)))
+        """With every sum per token as much larger as that of ``mine`` is than that of ``theirs``, within
+        what sums can be: no more tokens are right than there are."""
+        tokens, found = self.tokens, {}
+        most = {"confidence": tokens, "right": tokens, "unseen_doubt": self.unseen}
+        for name, x in vars(self).items():
+            larger = x + (mine.mean(name) - theirs.mean(name)) * tokens
+            found[name] = np.clip(larger, 0, most.get(name, np.inf))
+        return Predictions(**found)
 
     def mixed(self, other: Predictions, share: float) -> Predictions:
         """The average with ``other``, which has this share."""
