@@ -136,6 +136,19 @@ def test_one_token(make: Any) -> None:
     assert float(case.alone(0).average(found[:, None])[0]) == pytest.approx(p, abs=CLOSE)
 
 
+def test_sequences_of_one_token_with_tables_by_position(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no position for a table, compiled or not."""
+    case, boundaries = make(LABELS["BIO"], T=1), Boundaries.of(LABELS["BIO"])
+    at = case.alone(0)
+    apart = replace(at, scores=(at.f, at.g.new_empty((3, 1, 0, 5, 5))))
+    expected = likely_spans(at, boundaries, 0.01)
+    for least in (messages.WORTH_COMPILING, 0):
+        monkeypatch.setattr(messages, "WORTH_COMPILING", least)
+        (found,), (wanted,) = likely_spans(apart, boundaries, 0.01), expected
+        assert [span[:3] for span in found] == [span[:3] for span in wanted]
+        np.testing.assert_allclose([s[3] for s in found], [s[3] for s in wanted], rtol=0, atol=CLOSE)
+
+
 def test_long_spans_are_followed_while_they_are_likely(make: Any) -> None:
     """One span over all of six tokens, and none that is shorter."""
     classes = ["B-X", "I-X", "O"]

@@ -392,7 +392,7 @@ def test_ties_join_tokens_at_their_distance() -> None:
     assert repr(spec) == "layers(pos=chain(order=0), next=chain(order=0), ties=(0, 1))"
 
 
-@pytest.mark.parametrize("ties", [(), (0, 0), "next", (0.5,), None, structgp.chain()])
+@pytest.mark.parametrize("ties", [(), (0, 0), [[0]], "next", (0.5,), None, structgp.chain()])
 def test_ties_that_cannot_be(ties: Any) -> None:
     with pytest.raises(InputError, match="ties: "):
         structgp.layers(pos=structgp.chain(), chunk=structgp.chain(), ties=ties)

@@ -285,3 +285,19 @@ def test_a_sequence_that_would_take_too_much_memory(
         warnings.simplefilter("error")
         assert len(long.predict_marginals([X[0] * 3])[0]) == 6
         assert len(long.set_params(n_draws=0).predict_marginals([X[0] * 30])[0]) == 60
+
+
+def test_answers_about_several_sequences_where_one_has_fewer_draws(
+    fitted: StructuredGPClassifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long, pool = copy.copy(fitted).set_params(n_draws=128), [X[0], X[0] * 25, X[1]]
+    whole = long.expected_scores(pool)
+    monkeypatch.setattr(encoded, "MOST_SCORES", 2 * 18 * 50)
+    with pytest.warns(StructgpWarning, match="its answers average over 18 draws"):
+        found = long.expected_scores(pool)
+    assert found.n_tokens == whole.n_tokens
+    assert found.error.mean == pytest.approx(whole.error.mean, abs=0.1)
+    with pytest.warns(StructgpWarning, match="its answers average over 18 draws"):
+        assert sorted(structgp.select(long, pool, 3)) == [0, 1, 2]
+    with pytest.warns(StructgpWarning, match="its answers average over 18 draws"):
+        assert np.isfinite(long.sequence_log_probs(pool, long.predict(pool))).all()

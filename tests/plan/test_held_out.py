@@ -217,6 +217,22 @@ def test_what_is_clearly_worse_after_a_fold_goes_no_further(monkeypatch: pytest.
     assert all(len(p[1.0].tokens) == 12 for p in tried.values())
 
 
+def test_folds_that_are_taken_from_another_trial_stay_possible() -> None:
+    """A trial may be worse, and right more often: elsewhere all tokens cannot be right and some more."""
+    tokens = np.full(3, 40.0)
+    theirs, mine = (
+        Predictions(tokens, loss * tokens, 0.9 * tokens, p * tokens, np.ones(3), np.full(3, p))
+        for loss, p in ((0.5, 0.8), (0.1, 1.0))
+    )
+    found = mine.moved(mine, theirs)
+    assert (found.nll == 0).all()
+    assert (found.right == tokens).all()
+    assert (found.confidence == 0.9 * tokens).all()
+    assert (found.unseen_doubt == found.unseen).all()
+    assert all(np.isfinite(found.error_ratio))
+    assert found.moved(theirs, mine).loss == pytest.approx(0.4)
+
+
 def test_few_sequences_have_to_tell_more_clearly() -> None:
     """By Student's t: 12.7 standard errors from two sequences, 2.1 from 20; nothing from one."""
     for n, times in ((2, 12.706), (20, 2.093)):
@@ -226,6 +242,9 @@ def test_few_sequences_have_to_tell_more_clearly() -> None:
             found = [Predictions(np.ones(n), x, np.ones(n), np.ones(n)) for x in (nll, np.ones(n))]
             assert found[0].is_clearly_worse(found[1]) == worse
     assert not judged(9.0).is_clearly_worse(judged(1.0))
+    alone = np.array([5.0, 0, 0, 0])  # nor where one of four has tokens that count
+    found = [Predictions(alone, loss * alone, alone, alone) for loss in (9.0, 1.0)]
+    assert not found[0].is_clearly_worse(found[1])
 
 
 def test_far_weights_have_to_be_clearly_better() -> None:
@@ -446,6 +465,21 @@ def test_labels_that_a_fold_lacks_and_missing_ones_are_not_judged() -> None:
     apart = StructuredGPClassifier(n_draws=4).fit([[[v]] for v in "abcde"], [[v] for v in "ABCDE"])
     assert apart.held_out_ is None
     assert apart.training_log_["plan"]["data_weight"]["reason"].startswith("no label occurs in two parts")
+
+
+@choosing
+@pytest.mark.parametrize("by_weight", [False, True])
+def test_the_first_fold_has_something_to_judge(by_weight: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where labels of a fold occur nowhere else, or its sequences do not count."""
+    monkeypatch.setattr(held_out, "N_FOLDS", 3)
+    order = np.random.default_rng(0).permutation(9)
+    first, letters = set(order[:3].tolist()), "AB"
+    X = [[[v, v.lower()] for v in letters] for _ in order]
+    y = [[f"{v}{i}" if i in first and not by_weight else v for v in letters] for i in range(9)]
+    weights = np.array([float(i not in first) for i in range(9)]) if by_weight else None
+    model = StructuredGPClassifier(n_draws=4).fit(X, y, sample_weight=weights)
+    assert model.held_out_ is not None
+    assert model.held_out_["n_tokens"] == 12
 
 
 def test_how_many_folds(examples: Examples, monkeypatch: pytest.MonkeyPatch) -> None:

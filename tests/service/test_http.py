@@ -19,7 +19,7 @@ from structgp.errors import InputError
 from structgp.service import running
 from structgp.service.guard import MOST_BYTES, Guard
 from structgp.service.openapi import openapi
-from structgp.service.requests import name_in
+from structgp.service.requests import name_in, parsed
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +110,23 @@ def test_oversized_requests_are_413(served):
         except OSError:
             answer = b"HTTP/1.1 413"  # it was closed while we were still sending
         assert answer.startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize("start", [b"GET /", b"GET /status HTTP/1.1\r\nHost: localhost\r\nX: "])
+def test_heads_that_never_end_are_cut_off(served, start):
+    with socket.create_connection(("127.0.0.1", served.port), 10) as s:
+        s.sendall(start)
+        with pytest.raises(ConnectionError):  # closed while we were still sending
+            s.sendall(b"a" * (256 * running.MOST_HEAD))
+    assert served.ask("/status")[0] == 200
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_halves_of_characters_are_400(encoding):
+    body = '{"\ud800": 1}'.encode(encoding, "surrogatepass")
+    with pytest.raises(InputError, match="not JSON"):
+        parsed(body)
+    assert parsed(b'\xef\xbb\xbf{"\xc3\xa9": 1}') == {"\xe9": 1}
 
 
 @pytest.mark.slow

@@ -339,8 +339,8 @@ class Asked(Encoded):
             self.require("handles_missing", "answers where labels are missing")
         answers: list[float | None] = [0.0 if not len(r) else None for r in self.rows]
         known = [len(r) * bool((e > UNSEEN).all()) for r, e in zip(self.rows, encoded, strict=True)]
-        draws = model.draws(question.n_draws, question.device)
         for batch in self._batches(known, encoded, question.n_draws):
+            draws = model.draws(self._affordable(batch, question.n_draws), question.device)
             at = draws.potentials(model.structure, batch, question.shift)
             values = labellings.log_prob(at, batch.y)
             for i, value in zip(batch.index.tolist(), values.tolist(), strict=True):

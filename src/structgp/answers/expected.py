@@ -77,13 +77,15 @@ def scores_of(asked: Asked, guess: Sequence[np.ndarray], level: float) -> Expect
         raise InputError("X", "no tokens", "pass at least one sequence with a token")
     generator = torch.Generator().manual_seed(asked.model.seed)
     boundaries, counts = Boundaries.of(asked.span_names), torch.zeros(())
+    n_draws = max(1, asked.question.n_draws)
+    N = -(-SCORED_LABELLINGS // n_draws) * n_draws
     for batch, at in asked.potentials():
         at = at.on_host()
-        n = -(-SCORED_LABELLINGS // len(at.f))
+        n = -(-N // len(at.f))  # of a very long sequence there are fewer draws
         labels = torch.zeros(at.mask.shape, dtype=torch.int64)
         for b, i in enumerate(batch.index.tolist()):
             labels[b, at.mask[b]] = torch.from_numpy(guess[i])
-        counts = counts + drawn_agreement(at, labels, boundaries, n, generator)
+        counts = counts + drawn_agreement(at, labels, boundaries, n, generator)[:N]
     return expected_scores(counts.numpy(), lengths, level, asked.model.info.get("error_ratio"))
 
 

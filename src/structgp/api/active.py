@@ -119,12 +119,11 @@ def _batch(asked: Asked, n: int, price: np.ndarray) -> list[int]:
     alone = _bald(asked) / np.maximum(price, 1)
     there = [i for i, rows in enumerate(asked.rows) if len(rows)]
     likely = sorted(there, key=lambda i: -alone[i])[: max(CANDIDATES * n, FEWEST_CANDIDATES)]
-    questions = torch.empty(0)
+    S = max(1, asked.question.n_draws)
+    questions = torch.zeros((len(likely), S * S))
     for i, p in asked.some(likely).draw_marginals():
-        question = _question(p)
-        if not len(questions):
-            questions = question.new_empty((len(likely), len(question)))
-        questions[i] = question
+        if len(p) == S:  # a very long sequence has fewer draws, and is like no other
+            questions[i] = _question(p)
     return [likely[k] for k in _greedy(torch.from_numpy(alone[likely]), questions, n)]
 
 

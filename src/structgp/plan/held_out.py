@@ -166,6 +166,7 @@ class Folds:
             left_out, rest = map(examples.part, parts)
             where = self.folds if is_needed else self.further
             where.append(Fold(replace(options, random_state=seed), _shorter(plan), rest, left_out))
+        self.folds.sort(key=lambda fold: not fold.n_judged)  # the first one has to tell candidates apart
         self.n_halved = min(HALVED, len(self.folds))
         self.n_fitted = float(np.mean([fold.examples.n_tokens for fold in self.folds] or [0]))
         self.n_tried = 0
@@ -180,7 +181,7 @@ class Folds:
 
     @property
     def n_judged(self) -> int:
-        return sum(int(judged.sum()) for fold in self.folds for judged in fold.judged)
+        return sum(fold.n_judged for fold in self.folds)
 
     def look_again(self, candidate: Candidate, found: BySpread, spread: float) -> BySpread | None:
         """What was found under a candidate, with what the further folds predict too; these are among the
@@ -271,6 +272,12 @@ class Fold:
         self.answers: dict[tuple[Any, ...], Answers] = {}
         known = rest.label_counts > 0
         self.judged = [(y >= 0) & known[np.maximum(y, 0)] for y in self.left_out.y]
+
+    @property
+    def n_judged(self) -> int:
+        """Tokens that count, of sequences that do."""
+        found, weights = np.array([judged.sum() for judged in self.judged]), self.left_out.weights
+        return int((found if weights is None else found[weights > 0]).sum())
 
     def predict(self, candidate: Candidate, spreads: Sequence[float]) -> list[np.ndarray]:
         """Under each spread, (N, 6) the sums of ``Predictions`` for each sequence left out; where the fit

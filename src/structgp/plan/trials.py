@@ -87,9 +87,9 @@ class Predictions:
 
     def is_clearly_worse(self, other: Predictions) -> bool:
         """Whether this loss is larger by more than chance has it in one of 40 cases, by Student's t over
-        sequences: two standard errors of the difference, more where sequences are few; never from a single
-        one."""
-        N = len(self.tokens)
+        sequences: two standard errors of the difference, more where sequences with tokens are few; never
+        from a single one."""
+        N = int(np.count_nonzero(self.tokens))
         if N < 2:
             return False
         error = self.error_of_difference(other) * math.sqrt(N / (N - 1))
@@ -108,10 +108,14 @@ class Predictions:
         return float(ratio), float(max(error, 1 / math.sqrt(wrong.sum() + 0.5)))
 
     def moved(self, mine: Predictions, theirs: Predictions) -> Predictions:
-        """With every sum per token as much larger as that of ``mine`` is than that of ``theirs``."""
-        tokens = self.tokens
-        by = (mine.mean(name) - theirs.mean(name) for name in vars(self))
-        return Predictions(*(x + d * tokens for x, d in zip(vars(self).values(), by, strict=True)))
+        """With every sum per token as much larger as that of ``mine`` is than that of ``theirs``, within
+        what sums can be: no more tokens are right than there are."""
+        tokens, found = self.tokens, {}
+        most = {"confidence": tokens, "right": tokens, "unseen_doubt": self.unseen}
+        for name, x in vars(self).items():
+            larger = x + (mine.mean(name) - theirs.mean(name)) * tokens
+            found[name] = np.clip(larger, 0, most.get(name, np.inf))
+        return Predictions(**found)
 
     def mixed(self, other: Predictions, share: float) -> Predictions:
         """The average with ``other``, which has this share."""
@@ -121,7 +125,7 @@ class Predictions:
     @property
     def verdict(self) -> str:
         """Whether confidence fits, in one sentence."""
-        sure, right, N = self.mean("confidence"), self.mean("right"), len(self.tokens)
+        sure, right, N = self.mean("confidence"), self.mean("right"), int(np.count_nonzero(self.tokens))
         gap = sure - right
         left = self.confidence - self.right - gap * self.tokens
         error = math.sqrt((left**2).sum() * N / (N - 1)) / self.tokens.sum() if N > 1 else math.inf

@@ -46,7 +46,7 @@ def mistake(error: InputError) -> dict[str, str]:
 def parsed(body: bytes) -> dict[str, Any]:
     """The JSON object that a body holds."""
     try:
-        given = json.loads(body)
+        given = json.loads(body.decode("utf-8-sig"))  # of bytes, json takes halves of characters too
     except (ValueError, RecursionError) as error:
         raise InputError("body", f"not JSON ({error})", "send one JSON object") from None
     if not isinstance(given, dict):

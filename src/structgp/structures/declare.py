@@ -116,7 +116,7 @@ def _ties(ties: Any) -> tuple[int, ...]:
     if isinstance(ties, Spec):
         refuse("layers.ties", "is an option and cannot be the name of a layer")
     found = tuple(ties) if isinstance(ties, Iterable) and not isinstance(ties, str) else (ties,)
-    if not found or len(set(found)) < len(found) or not all(type(away) is int for away in found):
+    if not found or not all(type(away) is int for away in found) or len(set(found)) < len(found):
         refuse("layers.ties", f"must be different distances in tokens such as 0 and 1, got {ties!r}")
     return tuple(sorted(found, key=lambda away: (abs(away), away)))
 

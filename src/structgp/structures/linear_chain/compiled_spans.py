@@ -109,7 +109,7 @@ def search_spans(
     lengths, n_blocks = mask.sum(-1).numpy(), -(-S // L)
     shares = np.zeros((B, n_blocks * L))
     shares[:, :S] = share.T.numpy()
-    tables = g.reshape(S, -1, V * V * (1 if g.dim() == 3 else g.shape[2])).contiguous().numpy()
+    tables = g.reshape(S, 1 if g.dim() == 3 else B, -1).contiguous().numpy()
     # The spans that begin at one token exclude each other.
     most = np.minimum(lengths * (lengths + 1) // 2 * len(inside), lengths * (1 / max(least, 1e-9) + 1))
     begin = np.append(0, most.astype(np.int64).cumsum())
