@@ -100,7 +100,7 @@ class _Totals:
         self._steps = weight @ (lengths - 1).clamp(min=0).to(weight)
         self._tops = weight @ torch.where(mask, top, 0).sum(-1).mean(0) + self._steps * top_g.mean()
         self._width = widest(f, (-1,), f.masked_fill(f == -torch.inf, torch.inf))
-        self._width += widest(g, (-1, -2), g.masked_fill(g == -torch.inf, torch.inf))
+        self._g = g
         within = (f[:, :, 1:-1] == -torch.inf).any(-1).any(0) & mask[:, 2:]
         self._detour = detour(g, bool(within.any()), T)
         self._known = (torch.full((B, T), -1) if known is None else known).numpy()
@@ -136,7 +136,9 @@ class _Totals:
 
     def _is_safe(self, wide: np.ndarray, g: Tensor) -> bool:
         """Whether no number was lost. wide : (B,) as of ``draw_totals``."""
-        spread = (self._width + wide.max() + g.max() - g.min()) * self._detour
+        table = self._g + g
+        of_table = widest(table, (-1, -2), table.masked_fill(table == -torch.inf, torch.inf))
+        spread = (self._width + wide.max() + of_table) * self._detour
         return bool(spread <= SAFE_SPREAD[torch.float64])  # not where it is nan: a draw lost its labellings
 
 
