@@ -30,8 +30,7 @@ class FixedBatch:
         precision; None where the structure has no such thing, or cannot do it at these scores."""
         if self._draws is None:
             return None
-        parts = zip(self._blocks, functions, strict=True)
-        found = self._draws.value_and_slopes(*(block.scores(h.double()) for block, h in parts))
+        found = self._draws.value_and_slopes(*self._scores(functions))
         self._in_vain = 0 if found is not None else self._in_vain + 1
         if found is None:
             self._draws = None if self._in_vain >= MOST_IN_VAIN else self._draws
@@ -44,9 +43,12 @@ class FixedBatch:
         if self._draws is None:
             return None
         node = self._blocks[0]
-        parts = zip(self._blocks, functions, strict=True)
-        scores = [block.scores(h.double()) for block, h in parts]
-        found = self._draws.variances(*scores, None if node.has_own_functions else node.basis.double())
+        basis = None if node.has_own_functions else node.basis.double()
+        found = self._draws.variances(*self._scores(functions), basis)
         if found is None:
             return None
         return [self._weight.view(-1, *[1] * (bend.dim() - 1)) * bend for bend in found]
+
+    def _scores(self, functions: Sequence[Tensor]) -> list[Tensor]:
+        """The mean scores of every template, in double precision."""
+        return [block.scores(h.double()) for block, h in zip(self._blocks, functions, strict=True)]

@@ -134,12 +134,11 @@ class Problem:
     @cached_property
     def mean_searches(self) -> list[Any]:
         """Of each block, where its mean is looked for."""
-        all_here = self._has_room and self.together.size == 1
-        found = [self.conditional(i) for i in range(len(self.batches))] if all_here else []
-        of_blocks: list[Any] = [list(of) for of in zip(*found, strict=True)] or [None] * len(
-            self.posterior.blocks
-        )
-        return [b.mean_search(of) for b, of in zip(self.posterior.blocks, of_blocks, strict=True)]
+        blocks = self.posterior.blocks
+        if not self._has_room or self.together.size > 1 or not len(self.batches):
+            return [block.mean_search(None) for block in blocks]
+        found = [self.conditional(i) for i in range(len(self.batches))]
+        return [block.mean_search([here[k] for here in found]) for k, block in enumerate(blocks)]
 
     @property
     def own(self) -> range:
