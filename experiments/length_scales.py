@@ -1,6 +1,7 @@
 """Are the length-scales of a kernel found again in labels that a Gaussian process with known ones has made?
 
     python -m experiments.length_scales [--length L ...] [--ard] [--seeds N ...] [--labels V]
+        [--sequences N]
 
 ``experiments.dense.process`` draws one function per label from an RBF kernel on 10 inputs, and labels from
 a chain with these scores. The fit has kernel='rbf', or 'rbf-ard' with --ard, where 3 inputs matter, with
@@ -40,7 +41,7 @@ def learned(
     found = np.array(model.training_log_["length_scales"], dtype=float)
     matters = true < IRRELEVANT
     ratio = (np.broadcast_to(found, true.shape) / true)[matters] if ard else found.reshape(1) / true[:1]
-    row = {"seed": seed, "lengths": list(lengths), "labels": n_labels, "ratios": ratio.round(3).tolist()}
+    row = {"seed": seed, "lengths": list(lengths), "labels": n_labels, "sequences": n_sequences, "ratios": ratio.round(3).tolist()}
     row["cpu_seconds"] = round(time.process_time() - began, 1)
     if ard:
         row["irrelevant"] = round(float(found[~matters].min() / found[matters].max()), 1)
@@ -59,13 +60,14 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--labels", type=int, default=3)
+    parser.add_argument("--sequences", type=int, default=150, help="of 8 tokens each, to learn from")
     options = parser.parse_args(words)
     cases: list[tuple[float, ...]] = [(length,) for length in options.length]
     if options.ard:
         cases.append((*RELEVANT, *[IRRELEVANT] * (N_INPUTS - len(RELEVANT))))
     print(f"{'true':<14}{'seed':<6}{'CPU':>6}  learned / true")
     for case in cases:
-        rows = [learned(seed, case, options.labels) for seed in options.seeds]
+        rows = [learned(seed, case, options.labels, options.sequences) for seed in options.seeds]
         for row in rows:
             keep("length_scales", row)
             _print_row(row)

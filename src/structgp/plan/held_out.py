@@ -51,8 +51,12 @@ from structgp.plan.trials import (
 
 logger = logging.getLogger("structgp.held_out")
 
-N_FOLDS = 3
-"""At most; fewer where there are fewer sequences."""
+N_FOLDS, MOST_FOLDS = 3, 10
+"""Folds of training sets that leave out enough tokens (``CHEAP``, ``COSTLY``), and of the smallest ones:
+where there are fewer tokens than that, so many more folds take no longer, and each of them is fitted to
+nearly all of the data. Fits to two thirds of 20 sequences choose weights and spreads for less data than
+there is: on training sets of 20 generated product titles (not those of ``experiments.few``), the NLL of
+other titles was .347 with 3 folds and .302 with 10, and confidence was .064 and .028 below accuracy."""
 
 HALVED = 2
 """Folds that tell the learning curve, at most: a third one moved estimates by a hundredth."""
@@ -227,7 +231,7 @@ def _parts(options: Options, plan: Plan, examples: Examples) -> Iterator[tuple[l
     order = np.random.default_rng(int(options.random_state)).permutation(np.flatnonzero(lengths))
     enough, most = CHEAP if plan.has_weights and not plan.has_dense else COSTLY
     left_out = 0
-    for fold in np.array_split(order, min(N_FOLDS, len(order))):
+    for fold in np.array_split(order, _n_folds(lengths, enough)):
         if left_out >= enough and not plan.has_dense:
             return
         rest = order[~np.isin(order, fold)]
@@ -237,6 +241,12 @@ def _parts(options: Options, plan: Plan, examples: Examples) -> Iterator[tuple[l
         if _can_learn(plan, lengths[rest]):
             yield sorted(fold.tolist()), sorted(rest.tolist()), left_out < enough
             left_out += int(lengths[fold].sum())
+
+
+def _n_folds(lengths: np.ndarray, enough: int) -> int:
+    """How many parts sequences of these lengths are cut into; no more than there are of them."""
+    affordable = N_FOLDS * enough // max(1, int(lengths.sum()))
+    return min(max(N_FOLDS, min(affordable, MOST_FOLDS)), int(np.count_nonzero(lengths)))
 
 
 def _shorter(plan: Plan) -> Plan:
