@@ -41,7 +41,8 @@ def learned(
     found = np.array(model.training_log_["length_scales"], dtype=float)
     matters = true < IRRELEVANT
     ratio = (np.broadcast_to(found, true.shape) / true)[matters] if ard else found.reshape(1) / true[:1]
-    row = {"seed": seed, "lengths": list(lengths), "labels": n_labels, "sequences": n_sequences, "ratios": ratio.round(3).tolist()}
+    row = {"seed": seed, "lengths": list(lengths), "labels": n_labels, "sequences": n_sequences}
+    row["ratios"] = ratio.round(3).tolist()
     row["cpu_seconds"] = round(time.process_time() - began, 1)
     if ard:
         row["irrelevant"] = round(float(found[~matters].min() / found[matters].max()), 1)

@@ -867,7 +867,8 @@ def test_inducing_inputs_are_left_to_the_estimator(files, tmp_path, monkeypatch)
 
 @pytest.mark.held_out
 def test_the_weight_of_the_data(files, tmp_path, monkeypatch):
-    monkeypatch.setattr("structgp.plan.held_out.N_FOLDS", 2)
+    for name in ("N_FOLDS", "MOST_FOLDS"):
+        monkeypatch.setattr(f"structgp.plan.held_out.{name}", 2)
     monkeypatch.setattr("structgp.plan.trials.LARGEST_WEIGHT", 2.0)
     train = ("train", files.template, files.train, "-o", tmp_path / "model")
     chosen = ok(*train)

@@ -55,7 +55,7 @@ def data() -> Generated:
 def _quick() -> Iterator[None]:
     """Two folds and two weights, 2 and 1."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(held_out, "N_FOLDS", 2)
+        cut_into(2, patch)
         patch.setattr(trials, "LARGEST_WEIGHT", trials.USUAL_WEIGHT)
         yield
 
@@ -96,6 +96,11 @@ def judged(*nll: float) -> Predictions:
     """Of sequences of one token, with these losses."""
     ones = np.ones(len(nll))
     return Predictions(ones, np.array(nll), ones, ones)
+
+
+def bold(found: Predictions) -> Predictions:
+    """The same, surer than they are right."""
+    return replace(found, right=0.5 * found.tokens)
 
 
 # -- what the weight means ---------------------------------------------------------------------------
@@ -233,6 +238,12 @@ def test_folds_that_are_taken_from_another_trial_stay_possible() -> None:
     assert found.moved(theirs, mine).loss == pytest.approx(0.4)
 
 
+def cut_into(n: int, patch: pytest.MonkeyPatch) -> None:
+    """So many folds, however few the data."""
+    for name in ("N_FOLDS", "MOST_FOLDS"):
+        patch.setattr(held_out, name, n)
+
+
 def test_few_sequences_have_to_tell_more_clearly() -> None:
     """By Student's t: 12.7 standard errors from two sequences, 2.1 from 20; nothing from one."""
     for n, times in ((2, 12.706), (20, 2.093)):
@@ -258,15 +269,21 @@ def test_far_weights_have_to_be_clearly_better() -> None:
         assert loss == pytest.approx(tried[weight][1.0].loss + 0.5 * steps[weight] * errors[weight])
 
 
-def test_narrower_draws_have_to_be_better_by_two_standard_errors() -> None:
-    """For each factor 4 in their variance."""
-    clearly, hardly = judged(1.0, 1, 1, 1.1), judged(0.0, 2, 2, 2)
-    for narrow, spread in ((clearly, 0.5), (hardly, 1.0)):
-        tried = {2.0: {1.0: judged(2.0, 2, 2, 2), 0.5: narrow}}
-        assert lowest(tried) == (2.0, spread)
-    losses = penalised({2.0: {1.0: judged(2.0, 2, 2, 2), 0.5: hardly, 0.25: hardly}})
-    assert losses[0.5][2.0] == pytest.approx(1.5 + 2 * 3**0.5 / 4)  # differences -2, 0, 0, 0
-    assert losses[0.25][2.0] == pytest.approx(1.5 + 4 * 3**0.5 / 4)
+def test_narrower_draws_have_to_be_better_by_a_standard_error() -> None:
+    """For each factor 4 in their variance, beyond the narrowest ones that are no surer than right."""
+    clearly, hardly = judged(0.0, 2, 2, 2), judged(0.0, 3, 2, 2)
+    for timid in (False, True):
+        for narrow, spread in ((clearly, 0.5), (hardly, 0.5 if timid else 1.0)):
+            tried = {2.0: {1.0: bold(judged(2.0, 2, 2, 2)), 0.5: narrow if timid else bold(narrow)}}
+            assert lowest(tried) == (2.0, spread)
+    wide, narrow = bold(judged(2.0, 2, 2, 2)), bold(clearly)
+    error = 3**0.5 / 4  # of differences -2, 0, 0, 0
+    losses = penalised({2.0: {1.0: wide, 0.5: narrow, 0.25: narrow}})
+    assert losses[0.5][2.0] == pytest.approx(1.5 + error)
+    assert losses[0.25][2.0] == pytest.approx(1.5 + 2 * error)
+    losses = penalised({2.0: {1.0: wide, 0.5: judged(2.0, 2, 2, 2), 0.25: narrow}})
+    assert losses[1.0][2.0] == losses[0.5][2.0] == 2
+    assert losses[0.25][2.0] == pytest.approx(1.5 + error)
 
 
 @choosing
@@ -471,7 +488,7 @@ def test_labels_that_a_fold_lacks_and_missing_ones_are_not_judged() -> None:
 @pytest.mark.parametrize("by_weight", [False, True])
 def test_the_first_fold_has_something_to_judge(by_weight: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where labels of a fold occur nowhere else, or its sequences do not count."""
-    monkeypatch.setattr(held_out, "N_FOLDS", 3)
+    cut_into(3, monkeypatch)
     order = np.random.default_rng(0).permutation(9)
     first, letters = set(order[:3].tolist()), "AB"
     X = [[[v, v.lower()] for v in letters] for _ in order]
@@ -482,9 +499,23 @@ def test_the_first_fold_has_something_to_judge(by_weight: bool, monkeypatch: pyt
     assert model.held_out_["n_tokens"] == 12
 
 
+def test_smaller_training_sets_are_cut_into_more_folds(
+    examples: Examples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as leave out no more tokens together than three folds of a set that is large enough."""
+    monkeypatch.setattr(held_out, "N_FOLDS", 3)
+    monkeypatch.setattr(held_out, "MOST_FOLDS", 10)
+    n, plan = sum(len(rows) for rows in examples.rows), resolve(Options(), examples)
+    for enough, wanted in ((n, 3), (2 * n, 6), (100 * n, min(10, len(examples.rows)))):
+        monkeypatch.setattr(held_out, "CHEAP", (enough, 10 * n))
+        folds = Folds(Options(), plan, examples).folds
+        assert len(folds) == wanted
+        assert sum(len(fold.left_out.rows) for fold in folds) == len(examples.rows)
+
+
 def test_how_many_folds(examples: Examples, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = resolve(Options(), examples)
-    monkeypatch.setattr(held_out, "N_FOLDS", 5)
+    cut_into(5, monkeypatch)
     assert len(Folds(Options(), plan, examples).folds) == 5
     assert len(Folds(Options(), plan, examples.part([0, 1, 2])).folds) == 3
     monkeypatch.setattr(held_out, "CHEAP", (6, 5))
@@ -508,7 +539,7 @@ def test_a_second_look_at_the_spread_of_dense_features(
     data: Generated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Folds beyond those that have left out enough are asked where the best spread was not taken."""
-    monkeypatch.setattr(held_out, "N_FOLDS", 3)
+    cut_into(3, monkeypatch)
     monkeypatch.setattr(held_out, "COSTLY", (1, 1_000))
     dense = read_examples([np.eye(9)[[int(token[0][1:]) for token in x]] for x in data.X], data.y)
     plan = resolve(Options(), dense)
@@ -551,7 +582,7 @@ def test_long_sequences_are_not_judged_by_a_handful_of_them(
 def test_transitions_with_features_need_two_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     X = [[["a", "x"]], [["b", "x"]], [["a", "x"], ["b", "y"]]]
     y = [["A"], ["B"], ["A", "B"]]
-    monkeypatch.setattr(held_out, "N_FOLDS", 5)
+    cut_into(5, monkeypatch)
     found = read_examples(X, y)
     options = Options(structure=structgp.chain(["1"]))
     folds = Folds(options, resolve(options, found), found)
