@@ -502,7 +502,7 @@ def test_the_first_fold_has_something_to_judge(by_weight: bool, monkeypatch: pyt
 def test_smaller_training_sets_are_cut_into_more_folds(
     examples: Examples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Into the most from half as many tokens on as are enough, and into no more than there are sequences."""
+    """Into the most from half as many tokens on as are enough; into no more than there are sequences."""
     monkeypatch.setattr(held_out, "N_FOLDS", 3)
     monkeypatch.setattr(held_out, "MOST_FOLDS", 6)
     n, plan = sum(len(rows) for rows in examples.rows), resolve(Options(), examples)
