@@ -41,11 +41,6 @@ length-scale trade off, and take more rounds to settle than a size alone. On gen
 ``experiments.length_scales`` (seeds 100 to 102), six rounds on all tokens led to 1.74, 1.80, 1.79 for 1.5
 and 3.09, 2.98, 3.88 for 3; this to 1.70, 1.68, 1.62 and 3.08, 2.90, 3.74."""
 
-MANY_TOKENS, FEATURES_WORK, ENOUGH = 4_000, 5e8, 0.002
-"""Where the user has named the kernel, and few features hold all but this share of its variance, its shape
-is learned on more tokens at last, at so many multiplications R N F^2 per evaluation. Length-scales of six
-standard deviations of the inputs have a standard error of a fifth on 800 tokens. Not chosen on data."""
-
 FEWEST_TO_HALVE = 200
 """Tokens from which half of them come first: fewer are quick anyway."""
 
@@ -79,34 +74,7 @@ def by_bound(options: Options, plan: Plan, examples: Examples, generator: torch.
     shape = DenseShape("bound", {}, basis, plan.transition_sd)
     if most >= FEWEST_TO_HALVE:
         shape = _on_bound(options, plan, examples, generator, shape, most // 2, COARSE)
-    shape = _on_bound(options, plan, examples, generator, shape, most, FINE)
-    if examples.n_tokens > most and options.names_dense_kernel:
-        return _on_features(options, plan, examples, generator, shape, most)
-    return shape
-
-
-def _on_features(
-    options: Options,
-    plan: Plan,
-    examples: Examples,
-    generator: torch.Generator,
-    start: DenseShape,
-    before: int,
-) -> DenseShape:
-    """The shape learned on more tokens than ``before`` through features of a few inducing inputs; as it is
-    where those would leave much open."""
-    R = examples.n_labels if start.basis is None else start.basis.shape[1]
-    tokens = np.concatenate([plan.split.node.select(rows) for rows in examples.rows if len(rows)])
-    some = torch.from_numpy(tokens[generator_choice(len(tokens), before, generator)])
-    dense, columns = split_kernel(_kernel(options, plan, some))[1:]
-    start.give(dense)
-    most_features = int((FEATURES_WORK / (2 * R * before)) ** 0.5)
-    chosen = choose_inducing(dense, some[:, columns], most_features, enough=ENOUGH)
-    if chosen.residual > ENOUGH:
-        return start
-    F = len(chosen.index)
-    most = int(min(MANY_TOKENS, FEATURES_WORK / (R * F**2), examples.n_tokens))
-    return _on_bound(options, plan, examples, generator, start, most, FINE, some[chosen.index][:, columns])
+    return _on_bound(options, plan, examples, generator, shape, most, FINE)
 
 
 def _on_bound(

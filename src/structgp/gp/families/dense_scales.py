@@ -164,28 +164,9 @@ def _solved(lower: Tensor, root: Tensor, prior: Tensor, linear: Tensor) -> Tenso
 
 
 def evidence(kernel: DenseKernel, seen: Quadratic) -> Tensor:
-    """The bound at the best posterior under the quadratic, up to a constant; its first derivatives in the
-    kernel's parameters are right. For the whole Gaussian process, at a cost of O(R N^3), unless the
-    kernel's features are clearly fewer than the rows."""
-    if 2 * kernel.n_features < len(seen.rows):
-        return evidence_of_features(kernel, seen)
-    return evidence_of_process(kernel, seen)
-
-
-def evidence_of_features(kernel: DenseKernel, seen: Quadratic) -> Tensor:
-    """For the weights of the kernel's features, and what those leave open. Cost O(R (N F^2 + F^3))."""
-    features = kernel.features(seen.rows, kernel.prior_factor())
-    values, one = features.values, torch.eye(kernel.n_features).to(features.values)
-    total = -0.5 * (seen.bend.sum(1) * features.left).sum()
-    for bend, linear in zip(seen.bend.T, seen.linear.T, strict=True):
-        lower = cholesky(one + values.T @ (bend.clamp(min=0)[:, None] * values))
-        pull = torch.linalg.solve_triangular(lower, (linear @ values)[:, None], upper=False)
-        total = total + 0.5 * pull.square().sum() - lower.diagonal().log().sum()
-    return total
-
-
-def evidence_of_process(kernel: DenseKernel, seen: Quadratic) -> Tensor:
-    """For the whole Gaussian process. Cost O(R N^3), in single precision where that takes long."""
+    """The bound at the best posterior under the quadratic, for the whole Gaussian process, up to a
+    constant. Its first derivatives in the kernel's parameters are right. Cost O(R N^3), in single precision
+    where that takes long."""
     prior = covariance(kernel, seen.rows, seen.rows)
     with torch.no_grad():
         root, linear = seen.bend.clamp(min=0).sqrt().T, seen.linear.T  # (R, N)
