@@ -9,8 +9,8 @@ from torch import Tensor
 from structgp.inference.problem import Problem
 
 MOST_IN_VAIN = 2
-"""Times in a row that compiled sums may fail. Scores that constraints and missing labels make too wide stay
-so, and a search evaluates a batch dozens of times. Not chosen on data."""
+"""Times in a row that compiled sums may fail: labels that rules forbid stay so, and a search evaluates a
+batch dozens of times. Not chosen on data."""
 
 
 class FixedBatch:

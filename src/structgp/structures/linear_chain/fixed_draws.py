@@ -7,13 +7,14 @@ Letters as in ``program``.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from structgp.structures.linear_chain.messages import SAFE_SPREAD, compiled_loops, detour, widest
+from structgp.structures.linear_chain.messages import compiled_loops, widest
 from structgp.structures.masks import keep_known, leaves_open
 from structgp.structures.program import Program, Scores
 from structgp.structures.threads import share
@@ -50,8 +51,8 @@ class FixedDraws:
 
     def value_and_slopes(self, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """At mean scores f (B, T, V) and g (V, V): the log-likelihood, averaged over draws and summed over
-        sequences, and its slopes in f and g. None where scores are too wide for probability space, or a
-        sequence has no labelling."""
+        sequences, and its slopes in f and g. None where a sequence has no labelling, or scores are not
+        finite."""
         whole = self._totals.value_and_slopes(f, g, -1.0)
         if whole is None:
             return None
@@ -79,7 +80,7 @@ class _Totals:
     def __init__(
         self, f: Tensor, g: Tensor, mask: Tensor, weight: Tensor, known: Tensor | None = None
     ) -> None:
-        from structgp.structures.linear_chain.compiled_draws import PACKS_AT_ONCE
+        from structgp.structures.linear_chain.compiled_draws import PACKS_AT_ONCE, WIDEST
 
         (S, B, T, V), L = f.shape, LANES
         f = f.masked_fill(~mask[..., None], 0)
@@ -87,59 +88,53 @@ class _Totals:
         K, own = max(1, S // L), min(S, L)
         self._packs = packs_of(mask.sum(-1).numpy(), L // own)
         N, G = self._packs.shape
-        factor = torch.exp(f - top[..., None]).view(K, own, B, T, V)
+        width = float(widest(f, (-1,), f.masked_fill(f == -torch.inf, torch.inf)))
+        is_log = not width <= WIDEST  # exponentials would not tell what the scores were
+        factor = f - top[..., None]
+        factor = (factor if is_log else factor.exp_()).view(K, own, B, T, V)
         if G > 1:
             first = self._packs[:, :1]  # where there is none, the first one stands
             factor = factor[:, :, torch.from_numpy(np.where(self._packs < 0, first, self._packs))]
         lanes = factor.view(K, own, N, G, T, V).permute(2, 0, 4, 5, 3, 1)
         self._factor = lanes.reshape(N, K, T * V * L).numpy()
-        edge = torch.exp(g - top_g[:, None, None]).view(K, own, V * V).mT
-        self._edge = edge.repeat(1, 1, G).view(K, V * V * L).numpy()
+        edge = (g - top_g[:, None, None]).view(K, own, V * V).mT.repeat(1, 1, G).view(K, V * V * L)
+        self._edge = edge.exp().numpy()
+        self._logs = edge.numpy(), is_log, width
         lengths, weight = mask.sum(-1), weight.contiguous()
         self._lengths, self._weight = lengths.numpy(), weight.numpy()
         self._steps = weight @ (lengths - 1).clamp(min=0).to(weight)
         self._tops = weight @ torch.where(mask, top, 0).sum(-1).mean(0) + self._steps * top_g.mean()
-        self._width = widest(f, (-1,), f.masked_fill(f == -torch.inf, torch.inf))
-        self._g = g
-        within = (f[:, :, 1:-1] == -torch.inf).any(-1).any(0) & mask[:, 2:]
-        self._detour = detour(g, bool(within.any()), T)
         self._known = (torch.full((B, T), -1) if known is None else known).numpy()
         self._shape, self._units = f.shape, -(-N // PACKS_AT_ONCE)
 
     def value_and_slopes(self, f: Tensor, g: Tensor, sign: float) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The value, its slopes in f times ``sign``, and those of log Z in g; None where scores are too
-        wide."""
+        """The value, its slopes in f times ``sign``, and those of log Z in g; None where the value is not
+        finite."""
         from structgp.structures.linear_chain.compiled_draws import draw_totals
 
         S, B, T, V = self._shape
-        log_z, wide, nodes = np.empty(B), np.empty(B), np.empty((B, T, V))
-        tables = np.empty((self._units, V, V))
-        given = self._factor, self._edge, self._packs, f.contiguous().numpy(), g.contiguous().numpy()
-        rest = self._lengths, self._weight, self._known, sign, log_z, wide, nodes, tables
+        log_z, nodes, tables = np.empty(B), np.empty((B, T, V)), np.empty((self._units, V, V))
+        given = self._factor, self._edge, self._logs, self._packs, f.contiguous().numpy()
+        rest = g.contiguous().numpy(), self._lengths, self._weight, self._known, sign, log_z, nodes, tables
         share(partial(draw_totals, *given, *rest), self._units, S * B * T * V * V)
-        if not self._is_safe(wide, g):
-            return None
         value = self._tops + self._steps * g.max() + float(self._weight @ log_z)
+        if not math.isfinite(value):
+            return None
         return value, torch.from_numpy(nodes), torch.from_numpy(tables.sum(0))
 
     def variances(self, f: Tensor, g: Tensor, basis: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """``draw_variances``; None where scores are too wide."""
+        """``draw_variances``; None where they are not finite."""
         from structgp.structures.linear_chain.compiled_draws import draw_variances
 
         S, B, T, V = self._shape
         columns = np.eye(V) if basis is None else basis.contiguous().numpy()
-        wide, nodes, tables = np.empty(B), np.empty((B, T, columns.shape[1])), np.empty((B, V, V))
-        given = self._factor, self._edge, self._packs, f.contiguous().numpy(), g.contiguous().numpy()
-        rest = self._lengths, columns, columns**2, wide, nodes, tables
+        nodes, tables = np.empty((B, T, columns.shape[1])), np.empty((B, V, V))
+        given = self._factor, self._edge, self._logs, self._packs, f.contiguous().numpy()
+        rest = g.contiguous().numpy(), self._lengths, columns, columns**2, nodes, tables
         share(partial(draw_variances, *given, *rest), self._units, S * B * T * V * V)
-        return (torch.from_numpy(nodes), torch.from_numpy(tables)) if self._is_safe(wide, g) else None
-
-    def _is_safe(self, wide: np.ndarray, g: Tensor) -> bool:
-        """Whether no number was lost. wide : (B,) as of ``draw_totals``."""
-        table = self._g + g
-        of_table = widest(table, (-1, -2), table.masked_fill(table == -torch.inf, torch.inf))
-        spread = (self._width + wide.max() + of_table) * self._detour
-        return bool(spread <= SAFE_SPREAD[torch.float64])  # not where it is nan: a draw lost its labellings
+        if not (math.isfinite(nodes.sum()) and math.isfinite(tables.sum())):
+            return None
+        return torch.from_numpy(nodes), torch.from_numpy(tables)
 
 
 def packs_of(lengths: np.ndarray, G: int) -> np.ndarray:
