@@ -50,7 +50,7 @@ def agree(chain, f, g, mean_f, mean_g, y, mask, weight):
     found = fixed.value_and_slopes(mean_f, mean_g)
     wanted = by_autograd(chain, f, g, mean_f, mean_g, y, mask, weight)
     for mine, theirs in zip(found, wanted, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(torch.as_tensor(mine, dtype=torch.float64), theirs, rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=40, deadline=None)
@@ -95,8 +95,8 @@ def test_what_stands_at_padding_does_not_matter():
     f, y = f.masked_fill(~mask[..., None], torch.inf), y.masked_fill(~mask, -7)
     mean_f = mean_f.masked_fill(~mask[..., None], torch.nan)
     found = Chain().fixed_draws(f, g, y, mask, weight).value_and_slopes(mean_f, mean_g)
-    for mine, theirs in zip(found, wanted, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+    assert found[0] == wanted[0]
+    assert all(torch.equal(a, b) for a, b in zip(found[1:], wanted[1:], strict=True))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -107,7 +107,8 @@ def test_threads_change_nothing(threads, monkeypatch):
     monkeypatch.setattr("structgp.structures.threads.WORTH_A_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     found = Chain().fixed_draws(f, g, *rest).value_and_slopes(mean_f, mean_g)
-    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert found[0] == wanted[0]
+    assert all(torch.equal(a, b) for a, b in zip(found[1:], wanted[1:], strict=True))
 
 
 FOLLOWS = torch.tensor([[True, True, False], [True, True, True], [True, True, True]])  # O, B, I
@@ -120,7 +121,7 @@ def agree_wide(chain, f, g, mean_f, mean_g, y, mask, weight):
     fixed = chain.fixed_draws(f, g, y, mask, weight)
     wanted = by_autograd(chain, f, g, mean_f, mean_g, y, mask, weight)
     for mine, theirs in zip(fixed.value_and_slopes(mean_f, mean_g), wanted, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-7)
+        torch.testing.assert_close(torch.as_tensor(mine, dtype=torch.float64), theirs, rtol=1e-9, atol=1e-7)
     bends, curvature = fixed.variances(mean_f, mean_g, None), chain.local_curvature
     wanted = curvature(f + mean_f, g + mean_g, y, mask, None)
     torch.testing.assert_close(bends[0], wanted.node, rtol=1e-7, atol=1e-7)

@@ -303,10 +303,15 @@ class Fold:
         def under(spread: float) -> Asked:
             return Asked(replace(model, spread=spread), question, self.left_out.rows, self.left_out.links)
 
-        if under(1.0).local_points() is not None:
-            yield from map(under, spreads)
+        first = under(1.0)
+        quick = first.local_points()
+        if quick is not None:
+            for spread in spreads:
+                asked = under(spread)
+                vars(asked.model)["local_points"] = quick.under(spread)
+                yield asked
             return
-        kept = under(1.0).keeping()
+        kept = first.keeping()
         for spread in spreads:
             yield kept if spread == 1 else kept.narrowed(spread)
 

@@ -137,6 +137,8 @@ class Predictions:
 
 def joined(parts: Sequence[Predictions]) -> Predictions:
     """Those of all sequences of several parts."""
+    if len(parts) == 1:
+        return parts[0]
     sums = ([np.broadcast_to(x, p.tokens.shape) for x in vars(p).values()] for p in parts)
     return Predictions(*map(np.concatenate, zip(*sums, strict=True)))
 
@@ -154,6 +156,7 @@ class Trial:
         self.candidate, self._predict = candidate, predict
         self.parts: list[BySpread] = []
         self.is_out = False
+        self._after: dict[int, BySpread] = {}
 
     def go_on(self, n: int) -> None:
         """Through the first n folds."""
@@ -162,7 +165,10 @@ class Trial:
 
     def after(self, n: int) -> BySpread:
         """What the first n folds predict together, by spread."""
-        return {spread: joined([part[spread] for part in self.parts[:n]]) for spread in self.parts[0]}
+        if n not in self._after:
+            parts = self.parts[:n]
+            self._after[n] = {spread: joined([part[spread] for part in parts]) for spread in parts[0]}
+        return self._after[n]
 
     def best(self, n: int | None = None) -> Predictions:
         """That under the best spread, of the first n folds."""

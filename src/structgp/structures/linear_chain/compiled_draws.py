@@ -37,8 +37,9 @@ from structgp.structures.graph.lanes import (
     row_sum,
     scale_by,
 )
+from structgp.structures.linear_chain.compiled_factors import WIDEST
 from structgp.structures.linear_chain.compiled_logs import pack_in_logs
-from structgp.structures.linear_chain.lane_exp import LOWEST, exp_in_place
+from structgp.structures.linear_chain.lane_exp import exp_in_place
 from structgp.structures.linear_chain.lane_rows import FOUR, aligned, step
 
 L = LANES
@@ -46,9 +47,6 @@ LOG_2 = math.log(2)
 PACKS_AT_ONCE = 16
 """Packs of a unit of work. Slopes of the table are summed unit by unit, so that the result does not
 depend on the number of threads."""
-
-WIDEST = -LOWEST["float64"]
-"""Largest difference between scores of a position whose exponentials are all above 0."""
 
 MOST_LOST, LARGEST = 1e-8, 1e150
 """Share of the sum that the pass forward may have lost; and the largest number of the pass back, that of a
