@@ -85,7 +85,8 @@ class _Totals:
 
         (S, B, T, V), L = f.shape, LANES
         K, own, lengths = max(1, S // L), min(S, L), mask.sum(-1).numpy()
-        self._packs, self._lengths, self._weight = packs_of(lengths, L // own), lengths, weight.numpy()
+        self._packs, self._lengths = packs_of(lengths, L // own), lengths
+        self._weight = weight.contiguous().numpy()
         scores, N, G = f.contiguous().numpy(), *self._packs.shape
         width = width_of(scores, lengths)
         is_log = not width <= WIDEST  # exponentials would not tell what the scores were
