@@ -101,6 +101,7 @@ def pack_in_logs(
     edge : (V, V, L) what they add to the mean table; mean : (B, T, V) and table : (V, V)."""
     V, own = mean.shape[2], L // len(pack)
     scores, p, moves, back = np.empty((n, V)), np.empty((n, V)), np.empty((V, V)), np.empty((n, V, V))
+    sums, squares = np.empty((V, V)), np.empty((V, V))
     for s in range(L):
         b = pack[s // own] if pack[s // own] >= 0 else pack[0]
         for t in range(n):
@@ -114,9 +115,14 @@ def pack_in_logs(
         for t in range(n):
             for v in range(V):
                 node[(t * V + v) * L + s] = p[t, v]
+        sums[:], squares[:] = 0, 0
         for t in range(1, n):
             for v in range(V):
                 for u in range(V):
                     both = p[t, v] * back[t, v, u]
-                    once[(u * V + v) * L + s] += counts[s] * both
-                    twice[(u * V + v) * L + s] += counts[s] * both * both
+                    sums[v, u] += both
+                    squares[v, u] += both * both
+        for u in range(V):
+            for v in range(V):
+                once[(u * V + v) * L + s] += counts[s] * sums[v, u]
+                twice[(u * V + v) * L + s] += counts[s] * squares[v, u]
