@@ -43,7 +43,8 @@ def compare(task: str, data: str | None, fold: int, form: str) -> Row:
 def busy_cores(n: int) -> Iterator[None]:
     """Keeps the first n cores that this process may use busy, each by a process that computes without end
     and stays there."""
-    cores, others = sorted(os.sched_getaffinity(0)), list[subprocess.Popen[bytes]]()
+    others: list[subprocess.Popen[bytes]] = []
+    cores = sorted(os.sched_getaffinity(0))
     try:
         for core in cores[:n]:
             others.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
