@@ -220,8 +220,9 @@ class Vocabulary(RowLayout):
         while some := list(islice(places, AT_ONCE)):
             if not _learn_plain([x for _, x in some], strings):
                 self._learn_tokens(some, strings)
-        # Ids in the order in which values were seen.
-        strings = {key: {v: i for i, v in enumerate(known)} for key, known in strings.items()}
+        for known in strings.values():
+            for i, value in enumerate(known):  # ids in the order in which values were seen
+                known[value] = i
         self.dense_width = sum(self.vectors.values())
         # A key with both strings and vectors is a mistake, which is reported when it is encoded.
         self.templates = [key for key in strings if key not in self.vectors]
