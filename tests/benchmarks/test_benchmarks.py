@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from benchmarks.__main__ import main
 from benchmarks.record import Options, log_plot, table
 from torch import Tensor
 
-from benchmarks import answering, chain, clock, encoding, fit, growth, memory
+from benchmarks import answering, chain, clock, encoding, fit, growth, memory, small_fits
 
 
 @pytest.fixture(autouse=True)
@@ -193,3 +195,14 @@ def test_answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for row in rows:
         assert row["nll_auto"] == pytest.approx(row["nll_draws"], rel=0.1)
         assert row["of_crf"] > 0
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be placed on cores here")
+def test_cores_are_kept_busy_as_long_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, placed, start = [], [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *given: begun.append(start(*given)) or begun[-1])
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: placed.append((pid, cores)))
+    with small_fits.busy_cores(1):
+        assert [other.poll() for other in begun] == [None]
+    assert placed == [(begun[0].pid, {min(os.sched_getaffinity(0))})]
+    assert begun[0].poll() is not None

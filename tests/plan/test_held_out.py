@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
+import scipy.special
 import torch
 from benchmarks.generate import Generated, generate
 
@@ -213,7 +215,7 @@ def test_what_is_clearly_worse_after_a_fold_goes_no_further(monkeypatch: pytest.
         asked.append((candidate.data_weight, k))
         worse = {1.0: 0.2, 2.0: 0.1, 8.0: 0.0, 32.0: 0.1}[candidate.data_weight]
         nll = 4 * (worse + np.array([0.3, 0.5, 0.4, 0.6]) + 0.1 * k)
-        nll += np.array([1.0, -1, 1, -1]) * (candidate.data_weight == 32)  # not clearly worse
+        nll += np.array([3.0, -3, 3, -3]) * (candidate.data_weight == 32)  # not clearly worse
         return {1.0: Predictions(np.full(4, 4.0), nll, np.full(4, 3.6), np.full(4, 3.0))}
 
     _, (tried,) = search(predict, n_folds=3)
@@ -245,8 +247,9 @@ def cut_into(n: int, patch: pytest.MonkeyPatch) -> None:
 
 
 def test_few_sequences_have_to_tell_more_clearly() -> None:
-    """By Student's t: 12.7 standard errors from two sequences, 2.1 from 20; nothing from one."""
-    for n, times in ((2, 12.706), (20, 2.093)):
+    """By Student's t: nothing from one sequence, and of two they have to be further apart than of 20."""
+    for n in (2, 20):
+        times = float(scipy.special.stdtrit(n - 1, 1 - 1 / trials.ONE_IN))
         away = np.where(np.arange(n) % 2, 1.0, -1.0)  # standard error of the mean 1 / sqrt(n - 1)
         for share, worse in ((0.95, False), (1.05, True)):
             nll = 1 + away + share * times / (n - 1) ** 0.5
@@ -770,3 +773,27 @@ def test_labels_that_the_fit_has_not_seen_are_counted_apart() -> None:
     y, judged = np.array([0, 2, 0, -1]), np.array([True, False, True, False])
     found = held_out.sums_of(p, y, judged)
     assert found == pytest.approx([2, -np.log(0.7) - np.log(0.2), 1.5, 1, 1, 0.4])
+
+
+@choosing
+def test_trials_under_other_tails_begin_where_the_first_round_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To the last bit as if they had begun anew: the first round knows nothing of tails."""
+    X = [scipy.sparse.csr_array(np.eye(6)[[i % 6, (i + 2) % 6, (5 * i) % 6]]) for i in range(24)]
+    y = [["A" if v else "B" for v in np.argmax(x.toarray(), 1) % 2] for x in X]
+
+    def tried() -> tuple[list[dict[str, Any]], int]:
+        rounds = []
+        step = SecondOrder.step
+        with monkeypatch.context() as patch:
+            patch.setattr(SecondOrder, "step", lambda *given: rounds.append(0) or step(*given))
+            found = StructuredGPClassifier().fit(X, y).held_out_["tried"]
+        return found, len(rounds)
+
+    shared, few = tried()
+    assert len({trial["tails"] for trial in shared}) == 2
+    monkeypatch.setattr("structgp.plan.first_round.FirstRound.read", lambda *_: None)
+    apart, many = tried()
+    assert shared == apart
+    assert few < many

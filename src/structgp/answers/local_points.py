@@ -8,6 +8,7 @@ does not depend on what else is asked about.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -49,23 +50,36 @@ class LocalPoints:
         node, table = model.posterior.blocks
         self.moments, self.split, self.encoder = moments, model.split, model.encoder
         self.basis = (np.eye(node.n_scores) if node.has_own_functions else node.basis.numpy()).copy()
-        self.spread, rng = model.spread, np.random.default_rng([model.seed, 2])
+        assert isinstance(model.structure, Chain)
+        self.structure: Chain = model.structure
+        self._table, self._transitions = table, transitions
+        rng, P = np.random.default_rng([model.seed, 2]), len(transitions[0])
 
         def drawn(n: int) -> tuple[np.ndarray, Tensor]:
-            """Noise (P, R, n / 2) of tokens, and n draws of the transitions."""
-            mean, sd = transitions
-            numbers = stratified(rng.standard_normal((len(mean), n // 2)))
+            """Noise (P, R, n / 2) of tokens, and of n draws of the transitions."""
+            numbers = stratified(rng.standard_normal((P, n // 2)))
             both = torch.from_numpy(np.concatenate([numbers, -numbers], 1).T)
-            noise = stratified(rng.standard_normal((N_POSITIONS, node.n_functions, n // 2)))
-            return noise, table.scores(mean + self.spread * sd * both)
+            return stratified(rng.standard_normal((N_POSITIONS, node.n_functions, n // 2))), both
 
-        noise, g = drawn(N_DRAWS)
-        points = stratified(orthogonal(node.n_functions, N_POINTS // 2, rng))
-        self.structure = model.structure
-        assert isinstance(self.structure, Chain)
-        self.averages = ChainAverages(noise, points, g, self.structure.rules)
-        noise, self.span_tables = drawn(SPAN_DRAWS)
+        self._noise, self._moves = drawn(N_DRAWS)
+        self._points = stratified(orthogonal(node.n_functions, N_POINTS // 2, rng))
+        noise, self._span_moves = drawn(SPAN_DRAWS)
         self.span_noise = np.ascontiguousarray(noise.swapaxes(1, 2))  # (P, S / 2, R)
+        self._spread_out(model.spread)
+
+    def _spread_out(self, spread: float) -> None:
+        """Places the draws of the transitions. spread : factor on how far draws lie from the mean."""
+        self.spread, (mean, sd) = spread, self._transitions
+        g, self.span_tables = (
+            self._table.scores(mean + spread * sd * moves) for moves in (self._moves, self._span_moves)
+        )
+        self.averages = ChainAverages(self._noise, self._points, g, self.structure.rules)
+
+    def under(self, spread: float) -> LocalPoints:
+        """The same with draws that lie so far from the mean."""
+        found = copy.copy(self)
+        found._spread_out(spread)
+        return found
 
     @classmethod
     def of(cls, model: Model) -> LocalPoints | None:

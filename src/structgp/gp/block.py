@@ -159,7 +159,7 @@ class Block(nn.Module):
         """(..., *labels) of functions (..., R)."""
         if not self.has_own_functions:
             functions = functions @ self.basis.to(functions).T
-        return functions.unflatten(-1, self.labels)
+        return functions if len(self.labels) == 1 else functions.unflatten(-1, self.labels)
 
     def pull_back(self, slope: Tensor) -> Tensor:
         """(..., R) gradient in the functions, of one in the scores (..., *labels)."""

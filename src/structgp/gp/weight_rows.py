@@ -53,7 +53,9 @@ class SparseRows:
     @cached_property
     def single(self) -> SparseRows:
         """The same in single precision."""
-        return SparseRows(self.matrix.astype(np.float32), self._device)
+        x = self.matrix  # whose places are shared
+        entries = x.data.astype(np.float32), x.indices, x.indptr
+        return SparseRows(scipy.sparse.csr_array(entries, shape=x.shape, copy=False), self._device)
 
 
 def _multiplier(x: scipy.sparse.csr_array, device: torch.device) -> Callable[[Tensor], Tensor]:
@@ -84,8 +86,9 @@ class WeightConditional:
         place, value = self.features.place.flatten(0, 1), self.features.value.flatten(0, 1)
         there = (place >= 0) & (value != 0)
         bounds = np.concatenate([[0], np.cumsum(there.sum(1).cpu().numpy())])
-        entries = value[there].cpu().numpy(), place[there].cpu().numpy(), bounds
         shape = len(place), len(self.prior_sd)
+        kind = np.int32 if max(*shape, bounds[-1]) < 1 << 31 else np.int64  # half the memory and traffic
+        entries = value[there].cpu().numpy(), place[there].cpu().numpy().astype(kind), bounds.astype(kind)
         return SparseRows(scipy.sparse.csr_array(entries, shape=shape), value.device)
 
     @cached_property

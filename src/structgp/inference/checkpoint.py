@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, Protocol, get_origin, get_type_hints
 
 import safetensors
 import safetensors.torch
@@ -61,6 +61,16 @@ class Reached:
     elapsed: float
     memory: dict[int, Sites]
     best: Any = None
+
+
+class Keeper(Protocol):
+    """Where the state of a fit is kept: see ``Checkpoint``, whose methods these are."""
+
+    def write(self, posterior: nn.Module, generator: torch.Generator, reached: Reached) -> bool: ...
+
+    def read(self, posterior: nn.Module, generator: torch.Generator) -> Reached | None: ...
+
+    def unfit(self, error: Exception) -> Exception: ...
 
 
 @dataclass

@@ -57,8 +57,8 @@ def climb(
     calls of the likelihood. Cost of a step: a likelihood, O((nnz + F) R) products, and O(MEMORY N R)."""
     search = _Search(likelihood, priors, start)
     x = search.vector(start)
-    x, value, slopes = search.nearest(x) if unsure else (x, *search.look(x))
-    slope, history = search.gradient(x, slopes), list[Step]()
+    x, value, slope = search.nearest(x, shorter=unsure)
+    history = list[Step]()
     for _ in range(steps):
         direction = _direction(history, slope)
         falls = -_dot(slope, direction)
@@ -108,19 +108,23 @@ class _Search:
             return float("inf"), functions
         return 0.5 * _dot(x, x) - value, slopes
 
-    def nearest(self, x: Tensor) -> tuple[Tensor, float, list[Tensor]]:
-        """The best of x and shorter ones: since they were found, the prior may have become so much wider
-        that the same numbers are far too much. Of numbers that are not finite, 0 is the shorter one."""
-        best = x, *self.look(x)
-        while bool(x[0].any()):
-            x = SHORTER * x
+    def nearest(self, x: Tensor, shorter: bool) -> tuple[Tensor, float, Tensor]:
+        """x, or if ``shorter`` the best of x and shorter ones, with the value and the gradient there: since
+        they were found, the prior may have become so much wider that the same numbers are far too much. The
+        value is convex, so where it still falls along x, nothing shorter is better. Of numbers that are not
+        finite, 0 is the shorter one."""
+        value, slopes = self.look(x)
+        slope = self.gradient(x, slopes)
+        shorter = shorter and not (value < float("inf") and _dot(x, slope) <= 0)
+        while shorter and bool(x[0].any()):
+            before, x = x, SHORTER * x
             if not NEGLIGIBLE <= float(x[1].abs().max()) < float("inf"):
                 x = torch.zeros_like(x)
-            tried = x, *self.look(x)
-            if tried[1] >= best[1] and best[1] < float("inf"):
-                break
-            best = tried
-        return best
+            tried, slopes = self.look(x)
+            if tried >= value and value < float("inf"):
+                return before, value, slope
+            value, slope = tried, self.gradient(x, slopes)
+        return x, value, slope
 
     def gradient(self, x: Tensor, slopes: Sequence[Tensor]) -> Tensor:
         return self.vector([a - slope for a, slope in zip(self.apart(x[0]), slopes, strict=True)])

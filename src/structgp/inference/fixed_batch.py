@@ -9,8 +9,8 @@ from torch import Tensor
 from structgp.inference.problem import Problem
 
 MOST_IN_VAIN = 2
-"""Times in a row that compiled sums may fail. Scores that constraints and missing labels make too wide stay
-so, and a search evaluates a batch dozens of times. Not chosen on data."""
+"""Times in a row that compiled sums may fail: labels that rules forbid stay so, and a search evaluates a
+batch dozens of times. Not chosen on data."""
 
 
 class FixedBatch:
@@ -36,7 +36,9 @@ class FixedBatch:
             self._draws = None if self._in_vain >= MOST_IN_VAIN else self._draws
             return None
         value, *slopes = found
-        return value, [block.pull_back(slope) for block, slope in zip(self._blocks, slopes, strict=True)]
+        return slopes[0].new_tensor(value), [
+            block.pull_back(slope) for block, slope in zip(self._blocks, slopes, strict=True)
+        ]
 
     def bends(self, functions: Sequence[Tensor]) -> list[Tensor] | None:
         """As of ``Problem.bends``, tuple by tuple; None as above."""

@@ -1,8 +1,9 @@
-"""L-BFGS: SciPy's on the CPU, torch's on a GPU, where only the objective's value is copied to the CPU."""
+"""L-BFGS: torch's on a GPU, where only the objective's value is copied to the CPU; on the CPU SciPy's, or
+for searches of few steps a plain one, which lacks what SciPy's needs for bounds and takes half its time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,68 @@ def minimize(
         of_array, start.numpy(), jac=True, method="L-BFGS-B", options=options
     )
     return torch.from_numpy(found.x), float(found.fun)
+
+
+FIRST_LENGTH = 1.0
+"""Of a step that knows nothing of the curvature, as SciPy's."""
+
+TRIES, ENOUGH = 12, 1e-4
+"""Lengths that are tried along a direction, at most; and the share of the gain promised by the slope that a
+step has to reach."""
+
+Known = tuple[np.ndarray, np.ndarray, float]
+"""A step, what it changed in the gradient, and 1 over their inner product."""
+
+
+def climb_down(objective: Objective, size: int, *, steps: int, tolerance: float) -> tuple[Tensor, float]:
+    """Where a convex ``objective`` is less than at 0 (size,), and its value there: at most so many steps,
+    all of which are remembered, until one gains less than ``tolerance`` of the value. Cost of a step: most
+    often one call of the objective, and O(steps P)."""
+
+    def at(x: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = objective(torch.from_numpy(x))
+        return value, slope.numpy()
+
+    x, known = np.zeros(size), list[Known]()
+    value, slope = at(x)
+    for _ in range(steps):
+        d = _direction(known, slope)
+        falls = float(slope @ d)
+        if not falls < 0:
+            break
+        length = 1.0 if known else min(1.0, FIRST_LENGTH / (-falls) ** 0.5)
+        for _ in range(TRIES):
+            new = x + length * d
+            new_value, new_slope = at(new)
+            if new_value <= value + ENOUGH * length * falls:
+                break
+            # Where the parabola through what is known is lowest, within reason.
+            bend = new_value - value - length * falls
+            length *= min(0.5, max(0.1, -0.5 * length * falls / bend if 0 < bend < np.inf else 0.1))
+        else:
+            break
+        step, change = new - x, new_slope - slope
+        bend, gained = float(step @ change), value - new_value
+        if bend > 0:
+            known.append((step, change, 1 / bend))
+        x, value, slope = new, new_value, new_slope
+        if gained <= tolerance * max(abs(value), 1.0):
+            break
+    return torch.from_numpy(x), value
+
+
+def _direction(known: Sequence[Known], slope: np.ndarray) -> np.ndarray:
+    """Minus the inverse of the curvature, so far as it is known, times the slope."""
+    d, shares = -slope, []
+    for step, change, rho in reversed(known):
+        shares.append(rho * float(step @ d))
+        d -= shares[-1] * change
+    if known:
+        _, change, rho = known[-1]
+        d *= 1 / (rho * float(change @ change))
+    for (step, change, rho), share in zip(known, reversed(shares), strict=True):
+        d += (share - rho * float(change @ d)) * step
+    return d
 
 
 def _on_device(

@@ -22,7 +22,7 @@ from structgp.gp import Entropy, Posterior
 from structgp.inference import Minibatch, Optimizer, Problem, StepInfo
 from structgp.inference.annotated import Annotated
 from structgp.inference.batch_sites import SitesOnDisk
-from structgp.inference.checkpoint import Checkpoint, Reached
+from structgp.inference.checkpoint import Keeper, Reached
 from structgp.inference.distributed import ALONE, Processes, local_device
 from structgp.inference.estimators import Estimator, Pathwise
 from structgp.inference.minibatch import MinibatchState, known_value, release, settle
@@ -167,7 +167,7 @@ def train(
     device: str = "cpu",
     generator: torch.Generator,
     callback: Callback | None = None,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: Keeper | None = None,
     watch: Watch | None = None,
     together: Processes = ALONE,
     on_fresh_draws: bool = True,
@@ -239,9 +239,7 @@ def _first_state(
     return saved.state
 
 
-def _step(
-    optimizer: Optimizer, problem: Problem, state: Any, kept: Checkpoint | None
-) -> tuple[Any, StepInfo]:
+def _step(optimizer: Optimizer, problem: Problem, state: Any, kept: Keeper | None) -> tuple[Any, StepInfo]:
     """One step. kept : the checkpoint that the state has just come from; a state that no step can be made
     of is its fault."""
     try:

@@ -26,10 +26,11 @@ from torch import Tensor
 
 from structgp.errors import InputError
 from structgp.gp import Posterior
-from structgp.inference.batch_sites import LARGEST_SINGLE, Site, SitesOnDisk
+from structgp.inference.batch_sites import Site, SitesOnDisk
 from structgp.inference.bound import lower_bound
 from structgp.inference.dual_lbfgs import Prior, climb
 from structgp.inference.fixed_batch import FixedBatch
+from structgp.inference.other_sites import CompiledOthers, Others, expected_log
 from structgp.inference.problem import LearnScales, Problem, StepInfo
 from structgp.inference.rounds import Agreement, Round
 
@@ -43,42 +44,6 @@ to change before a batch's own is worth knowing well."""
 MANY_TOKENS = 50_000
 
 AT_ONCE = 4_096
-
-
-class Others:
-    """What the prior and all other batches say of the F weights of one block that occur in a batch:
-    prior_precision (F, 1); precision and linear (F, R), without the prior's. sums : precision and linear
-    (M, R), what all sites together say; index, prior_sd : (F,); site : the batch's own, which is taken out.
-    Taken out in double precision; then computed with in that of the site."""
-
-    def __init__(self, sums: tuple[Tensor, Tensor], index: Tensor, prior_sd: Tensor, site: Site) -> None:
-        prior_precision = prior_sd.square().reciprocal().clamp(max=LARGEST_SINGLE)[:, None]
-        self.prior_precision, self._sums, self._index = prior_precision.to(site.linear), sums, index
-        self._exact = sums[0][index].sub_(site.precision), sums[1][index].sub_(site.linear)
-        self.precision, self.linear = (x.to(site.linear) for x in self._exact)
-
-    def gaussian(self, site: Site | None = None) -> tuple[Tensor, Tensor]:
-        """Precision and mean (F, R), with a site put in or without."""
-        precision = self.precision.clamp(min=0) if site is None else self.precision + site.precision
-        precision = precision.clamp_(min=0).add_(self.prior_precision)
-        return precision, (self.linear if site is None else self.linear + site.linear) / precision
-
-    def put_in(self, site: Site) -> None:
-        """Into the sums."""
-        for whole, part, new in zip(self._sums, self._exact, (site.precision, site.linear), strict=True):
-            whole[self._index] = part.add_(new)
-
-    def divergence(self, precision: Tensor, mean: Tensor, known: tuple[Tensor, Tensor] | None) -> float:
-        """Of such a Gaussian from the prior, less the expectation of what was known at the start, a
-        precision and a linear term (F, R), up to a constant."""
-        square = mean.square().add_(precision.reciprocal())
-        kl = 0.5 * float((self.prior_precision * square).sum() + precision.log().sum())
-        return kl if known is None else kl - _expected(*known, mean, square)
-
-
-def _expected(precision: Tensor, linear: Tensor, mean: Tensor, square: Tensor) -> float:
-    """E of the log of a Gaussian factor with this precision and linear term, up to a constant."""
-    return float((linear * mean - 0.5 * precision * square).sum())
 
 
 @dataclass
@@ -288,13 +253,10 @@ class _Visit:
         self.priors, self.offsets, self.duals, self.divergence = [], [], [], 0.0
         for k, (block, others) in enumerate(zip(self.blocks, self.others, strict=True)):
             here, site = self.here[k], self.sites[k]
-            precision, mean = others.gaussian()
-            self.priors.append(
-                Prior(here.rows.single if single else here.rows, precision.reciprocal_(), mean)
-            )
-            before = others.gaussian(site)
-            self.divergence += others.divergence(*before, self._known(k))
-            draws = before[0].rsqrt_(), state.noise[k], keys, seeds[k], single
+            begun = others.begin(site, self._known(k))
+            self.priors.append(Prior(here.rows.single if single else here.rows, begun.variance, begun.mean))
+            self.divergence += begun.divergence
+            draws = begun.sd, state.noise[k], keys, seeds[k], single
             self.offsets.append(block.visit_offsets(here, *draws))
             self.duals.append(site.dual)
         self.n_draws = len(self.offsets[0])
@@ -308,9 +270,12 @@ class _Visit:
         n_rows = 1 if self.blocks[k].shared else self.batch.masks[k].numel()
         return Site.empty(len(self.index[k]), n_rows, scale, self.kind)
 
-    def _others(self, k: int) -> Others:
+    def _others(self, k: int) -> Others | CompiledOthers:
         sums = self.state.precision[k], self.state.linear[k]
-        return Others(sums, self.index[k], self.here[k].prior_sd, self.sites[k])
+        given = sums, self.index[k], self.here[k].prior_sd, self.sites[k]
+        if self.state.known is None and not self.blocks[k].shared and CompiledOthers.suits(self.sites[k]):
+            return CompiledOthers(*given)
+        return Others(*given)
 
     def _known(self, k: int) -> tuple[Tensor, Tensor] | None:
         """Of the batch's weights, what was known at the start."""
@@ -334,15 +299,12 @@ class _Visit:
         """The new sites, in the place of the old ones. value : E[log p] there."""
         problem, state, i = self.problem, self.state, self.i
         parts = zip(functions, self.offsets, strict=True)
-        found = self._fixed.bends([h.view(offset.shape[1:]) for h, offset in parts])
-        bends = problem.bends(i, self.scores(functions)) if found is None else found
+        bends = self._fixed.bends([h.view(offset.shape[1:]) for h, offset in parts])
+        bends = problem.bends(i, self.scores(functions)) if bends is None else bends
         state.values[i] = value
-        state.sites[i] = kept = [self._new_site(k, bend, duals[k]) for k, bend in enumerate(bends)]
-        divergence = 0.0
-        for k, (site, others) in enumerate(zip(kept, self.others, strict=True)):
-            new = site.at(state.scale[k], self.kind)
-            divergence += others.divergence(*others.gaussian(new), self._known(k))
-            others.put_in(new)
+        found = [self._new_site(k, bend, duals[k]) for k, bend in enumerate(bends)]
+        state.sites[i] = [site for site, _ in found]
+        divergence = sum(divergence for _, divergence in found)
         if problem.together.size == 1:
             state.divergence += divergence - self.divergence
 
@@ -352,14 +314,19 @@ class _Visit:
             at = self.index[k]
             block.place(self.state.precision[k][at], self.state.linear[k][at], self.here[k].prior_sd, at)
 
-    def _new_site(self, k: int, bend: Tensor, dual: Tensor) -> Site:
-        prior = self.priors[k]
+    def _new_site(self, k: int, bend: Tensor, dual: Tensor) -> tuple[Site, float]:
+        """As it is kept, and the divergence with it. Put in."""
+        prior, others, scale = self.priors[k], self.others[k], self.state.scale[k]
         if self.blocks[k].shared:
             bend = bend.sum(0).reshape(1, -1)
-        precision = prior.rows.squares_times(bend.to(dual).reshape(dual.shape).contiguous()).clamp_(min=0)
+        precision = prior.rows.squares_times(bend.to(dual).reshape(dual.shape).contiguous())
         say = prior.rows.transposed_times(dual)
-        linear = torch.addcmul(prior.mean, say, prior.variance).mul_(precision).add_(say)
-        return Site(precision, linear, self.state.scale[k], dual).rounded()
+        if isinstance(others, CompiledOthers):
+            divergence = others.end(precision, say, prior.variance, prior.mean)
+            return Site(precision, say, scale, dual), divergence
+        linear = torch.addcmul(prior.mean, say, prior.variance).mul_(precision.clamp_(min=0)).add_(say)
+        site = Site(precision, linear, scale, dual).rounded()
+        return site, others.end(site.at(scale, self.kind), self._known(k))
 
 
 def _divergence(problem: Problem, state: MinibatchState) -> float:
@@ -376,7 +343,7 @@ def known_value(q: Posterior, state: MinibatchState) -> float:
         if not block.is_silent:
             prior_sd = block.prior_sds()[:, None]
             mean, sd = prior_sd * block.m.T, prior_sd * block.factor.T
-            total += _expected(*known, mean, mean.square() + sd.square())
+            total += expected_log(*known, mean, mean.square() + sd.square())
     return total
 
 

@@ -31,6 +31,7 @@ from structgp.inference import SecondOrder
 from structgp.inference.distributed import ALONE, Processes
 from structgp.plan.choices import Choice
 from structgp.plan.dense_shape import by_bound, by_regression
+from structgp.plan.first_round import FirstRound
 from structgp.plan.learning_curve import USUAL, Curve
 from structgp.plan.options import Options
 from structgp.plan.resolve import Plan
@@ -279,6 +280,7 @@ class Fold:
     def __init__(self, options: Options, plan: Plan, rest: Examples, left_out: Examples) -> None:
         self.options, self.plan, self.examples, self.left_out = options, plan, rest, left_out
         self.answers: dict[tuple[Any, ...], Answers] = {}
+        self._begun: dict[float, FirstRound] = {}
         known = rest.label_counts > 0
         self.judged = [(y >= 0) & known[np.maximum(y, 0)] for y in self.left_out.y]
 
@@ -312,10 +314,15 @@ class Fold:
         def under(spread: float) -> Asked:
             return Asked(replace(model, spread=spread), question, self.left_out.rows, self.left_out.links)
 
-        if under(1.0).local_points() is not None:
-            yield from map(under, spreads)
+        first = under(1.0)
+        quick = first.local_points()
+        if quick is not None:
+            for spread in spreads:
+                asked = under(spread)
+                vars(asked.model)["local_points"] = quick.under(spread)
+                yield asked
             return
-        kept = under(1.0).keeping()
+        kept = first.keeping()
         for spread in spreads:
             yield kept if spread == 1 else kept.narrowed(spread)
 
@@ -345,7 +352,10 @@ class Fold:
         generator = torch.Generator().manual_seed(int(self.options.random_state))
         start = start_of(self.options, plan, self.examples, generator)
         fit = Fit(self.options, self.examples, start, generator)
-        fit.train(start.plan, on_fresh_draws=False)
+        begun = None
+        if candidate.tails is not None and self.examples.given is None:
+            begun = self._begun.setdefault(candidate.data_weight, FirstRound())
+        fit.train(start.plan, kept=begun, on_fresh_draws=False)
         return fit.model({})
 
 

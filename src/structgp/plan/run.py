@@ -27,7 +27,7 @@ from structgp.gp.kernels.build import kernel_scales
 from structgp.inference import Minibatch, Optimizer, SecondOrder
 from structgp.inference.annotated import Annotated
 from structgp.inference.batch_sites import remove_sites
-from structgp.inference.checkpoint import Checkpoint
+from structgp.inference.checkpoint import Checkpoint, Keeper
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.loop import Callback, History, Watch, make_batches, train
 from structgp.plan.decisions import settle_threshold
@@ -144,7 +144,7 @@ class Fit:
         self,
         plan: Plan,
         callback: Callback | None = None,
-        kept: Checkpoint | None = None,
+        kept: Keeper | None = None,
         on_fresh_draws: bool = True,
     ) -> History:
         """Fits the posterior in place, without warnings."""

@@ -4,6 +4,14 @@ compiled by numba.
 Exponentials of the amounts are taken once, so that an evaluation at another mean only multiplies. Eight
 draws of a number lie side by side in memory and fill vector instructions, whatever the number of labels:
 draws of one sequence, or where those are fewer, of several sequences of the same length, a pack.
+
+All is done in probability space, one pass forward and one back. What the first loses, because it became 0
+or nearly so, the second still counts, so the two disagree about the sum wherever that matters. A score of
+the table that became 0 is lost to both; but where that matters, the label that it leads to is hardly told
+by the one before and probable all the same, which makes a number of the pass back very large.
+``_both_ways`` looks for either. Scores of a position that became 0 could go unnoticed, so their width is
+bounded (``WIDEST``). A pack that fails is summed in logarithms (``compiled_logs``).
+
 Letters: S draws in K blocks, L = 8 lanes of a block, G sequences of a pack with L / G lanes each, B
 sequences, T positions, V labels."""
 
@@ -23,11 +31,14 @@ from structgp.structures.graph.lanes import (
     dot,
     four_dots,
     invert,
+    largest_square,
     multiply,
     multiply_and_split,
     row_sum,
     scale_by,
 )
+from structgp.structures.linear_chain.compiled_factors import WIDEST
+from structgp.structures.linear_chain.compiled_logs import pack_in_logs
 from structgp.structures.linear_chain.lane_exp import exp_in_place
 from structgp.structures.linear_chain.lane_rows import FOUR, aligned, step
 
@@ -36,6 +47,10 @@ LOG_2 = math.log(2)
 PACKS_AT_ONCE = 16
 """Packs of a unit of work. Slopes of the table are summed unit by unit, so that the result does not
 depend on the number of threads."""
+
+MOST_LOST, LARGEST = 1e-8, 1e150
+"""Share of the sum that the pass forward may have lost; and the largest number of the pass back, that of a
+label which is probable though the one before tells it with less than exp(-345). Its square is a number."""
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 
@@ -87,7 +102,7 @@ def _forward(
     room: Any, log_z: Any,
 ) -> None:  # fmt: skip
     """node, prior, alpha (n, V, L) and inverse (n, L) <- potentials, what a position is told by the one
-    before, messages that sum to 1, and 1 / what they summed to; log_z (L,) += log Z. factor, level : (n, V,
+    before, messages that sum to 1, and 1 / what they summed to; log_z (L,) <- log Z. factor, level : (n, V,
     L); table : (V, V, L); room : (3, L)."""
     VL = V * L
     prior[:VL] = 1
@@ -105,15 +120,15 @@ def _forward(
         for v in range(V):
             multiply(alpha, at + L * v, alpha, at + L * v, inverse, t * L)
     for s in range(L):
-        log_z[s] += math.log(room[s]) + LOG_2 * room[L + s]
+        log_z[s] = math.log(room[s]) + LOG_2 * room[L + s]
 
 
 @_compiled
 def _backward(
-    node: Any, prior: Any, inverse: Any, table: Any, n: int, V: int, passed: Any, nodes: Any, room: Any
+    node: Any, prior: Any, inverse: Any, table: Any, n: int, V: int, passed: Any, room: Any
 ) -> None:
-    """passed (n, V, L) <- what a position passes back to the one before; nodes (n, V, L) += probabilities
-    of labels. room : (V, L)."""
+    """passed (n, V, L) <- what a position passes back to the one before; node (n, V, L) <- probabilities of
+    labels. room : (V, L)."""
     VL = V * L
     for t in range(n - 1, -1, -1):
         at = t * VL
@@ -125,7 +140,41 @@ def _backward(
             if t < n - 1:
                 multiply(passed, here, passed, here, room, L * v)
             multiply(node, here, prior, here, passed, here)
-            add(nodes, here, node, here)
+
+
+@_compiled
+def _both_ways(factor: Any, level: Any, table: Any, n: int, V: int, rooms: Any) -> bool:
+    """Fills the ``_rooms`` of a block of draws by both passes. Returns whether nothing was lost: the
+    probabilities of the first position's labels sum to 1, as what went forward is what came back."""
+    node, prior, alpha, passed, inverse, log_z, room = rooms
+    _forward(factor, level, table, n, V, node, prior, alpha, inverse, room, log_z)
+    _backward(node, prior, inverse, table, n, V, passed, room)
+    if n:
+        row_sum(room, 0, V, node, 0)
+        largest_square(room, L, n * V, passed, 0)
+        for s in range(L):
+            if not (abs(room[s] - 1) <= MOST_LOST and room[L + s] <= LARGEST * LARGEST):
+                return False
+    return True
+
+
+@_compiled
+def _rooms(T: int, V: int, like: Any) -> Any:
+    """For ``_both_ways``: node, prior, alpha, passed (T, V, L), inverse (T, L), log_z (L,), and more."""
+    node, prior = aligned(T * V * L, like), aligned(T * V * L, like)
+    alpha, passed = aligned(T * V * L, like), aligned(T * V * L, like)
+    return node, prior, alpha, passed, aligned(T * L, like), aligned(L, like), aligned(max(V, 3) * L, like)
+
+
+@_compiled
+def _width(pack: Any, widest: Any, added: float) -> float:
+    """Largest difference between scores of one position of a pack, as far as ``widest`` (B,), of the mean
+    scores, and ``added``, of what draws add, tell. Not a number where the mean scores are none."""
+    found = 0.0
+    for b in pack:
+        if b >= 0 and not widest[b] + added <= found:
+            found = widest[b] + added
+    return found
 
 
 @_compiled
@@ -159,61 +208,75 @@ def _tables(edge: Any, mean: Any) -> Any:
 
 @_compiled
 def draw_totals(
-    factor: Any, edge: Any, packs: Any, mean: Any, table: Any, lengths: Any, weight: Any, known: Any,
-    sign: float, log_z: Any, widest: Any, nodes: Any, tables: Any, first: int, last: int,
+    factor: Any, edge: Any, logs: Any, packs: Any, mean: Any, table: Any, lengths: Any, weight: Any,
+    known: Any, sign: float, log_z: Any, nodes: Any, tables: Any, first: int, last: int,
 ) -> None:  # fmt: skip
     """Of the packs of units first..last: log_z (B,) <- log Z averaged over draws, without what factors and
-    tables were divided by, less the mean scores of known labels; nodes (B, T, V) <- its slopes in the mean
-    scores, times sign and weight (B,); tables (units, V, V) <- those of log Z in the mean table, times
-    weight, summed over the unit; widest (B,) <- the largest difference between mean scores of one position,
-    nan where some draw lost all its labellings.
+    tables were divided by, less the mean scores of known labels, not finite where some draw has no
+    labelling; nodes (B, T, V) <- its slopes in the mean scores, times sign and weight (B,); tables (units,
+    V, V) <- those of log Z in the mean table, times weight, summed over the unit.
 
     factor : (packs, K, T V L) and edge : (K, V V L), exponentials of what draws add to the scores, at most
-    1; packs : (packs, G) sequences, -1 for none; mean : (B, T, V) and table : (V, V), mean scores; known :
-    (B, T) labels, -1 where there is none."""
-    (_, T, V), G = mean.shape, packs.shape[1]
-    K, VL, own, edge = len(edge), mean.shape[2] * L, L // packs.shape[1], _tables(edge, table)
-    node, prior = aligned(T * VL, mean), aligned(T * VL, mean)
-    alpha, passed = aligned(T * VL, mean), aligned(T * VL, mean)
-    inverse, room = aligned(T * L, mean), aligned(max(V, 3) * L, mean)
-    summed, lanes = aligned(T * VL, mean), aligned(T * VL, mean)
-    level, edges, highest = np.empty((T, V)), np.empty((K, V * VL)), np.empty(G)
-    logs, counts = aligned(L, mean), aligned(L, mean)
+    1; logs : what ``pack_in_logs`` needs of them, see ``fixed_draws``; packs : (packs, G) sequences, -1 for
+    none; mean : (B, T, V) and table (V, V), mean scores; known : (B, T) labels, -1 where there are none."""
+    (_, T, V), G, (edge_logs, is_log, added) = mean.shape, packs.shape[1], logs
+    K, VL, own, ratios = len(edge), mean.shape[2] * L, L // packs.shape[1], _tables(edge, table)
+    rooms, level, high = _rooms(T, V, mean), np.empty((T, V)), table - table.max()
+    node, _, alpha, passed, _, now, _ = rooms
+    summed, lanes, widest = aligned(T * VL, mean), aligned(T * VL, mean), np.empty(len(mean))
+    edges, highest, total = np.empty((K, V * VL)), np.empty(G), aligned(L, mean)
+    counts, apart, unused = aligned(L, mean), np.empty(V * VL), np.empty(V * VL)
     for unit in range(first, last):
-        edges[:] = 0
+        edges[:], apart[:] = 0, 0
         for p in range(unit * PACKS_AT_ONCE, min(len(packs), (unit + 1) * PACKS_AT_ONCE)):
             n = lengths[packs[p, 0]]
-            summed[: n * VL], logs[:L] = 0, 0
+            summed[: n * VL], total[:L] = 0, 0
             _pack_levels(mean, packs[p], n, level, highest, widest, lanes)
+            narrow = _width(packs[p], widest, added) <= WIDEST
             for s in range(L):
                 counts[s] = weight[packs[p, s // own]] if packs[p, s // own] >= 0 else 0.0
             for k in range(K):
-                _forward(factor[p, k], lanes, edge[k], n, V, node, prior, alpha, inverse, room, logs)
-                _backward(node, prior, inverse, edge[k], n, V, passed, summed, room)
-                _add_transitions(alpha, passed, n, V, counts, edges[k])
-            for g in range(G):
-                b, certain = packs[p, g], 0.0
-                if b < 0:
-                    continue
-                log_z[b] = highest[g] + _sum_of(logs, g * own, own) / (K * own)
-                for t in range(n):
-                    for v in range(V):
-                        share = _sum_of(summed, (t * V + v) * L + g * own, own) / (K * own)
-                        nodes[b, t, v] = sign * weight[b] * share
-                        certain += share
-                    if known[b, t] >= 0:
-                        log_z[b] -= mean[b, t, known[b, t]]
-                        nodes[b, t, known[b, t]] -= sign * weight[b]
-                nodes[b, n:] = 0
-                if not abs(certain - n) < 1e-6 * max(n, 1):
-                    widest[b] = np.nan
-        for i in range(V):
-            for j in range(V):
-                at, total = (i * V + j) * L, 0.0
+                if narrow and _both_ways(factor[p, k], lanes, ratios[k], n, V, rooms):
+                    _add_transitions(alpha, passed, n, V, counts, edges[k])
+                else:
+                    given = factor[p, k], is_log, edge_logs[k], mean, high, packs[p], n, counts
+                    pack_in_logs(*given, node, now, apart, unused)
+                    for s in range(L):
+                        now[s] -= highest[s // own]
+                for at in range(0, n * VL, L):
+                    add(summed, at, node, at)
+                add(total, 0, now, 0)
+            _give_back(packs[p], n, K, highest, total, summed, mean, weight, known, sign, log_z, nodes)
+        for i in range(V * V):
+            found = 0.0
+            for s in range(i * L, (i + 1) * L):
+                found += apart[s]
                 for k in range(K):
-                    for s in range(at, at + L):
-                        total += edges[k, s] * edge[k, s]
-                tables[unit, i, j] = total / (K * own)
+                    found += edges[k, s] * ratios[k, s]
+            tables[unit, i // V, i % V] = found / (K * own)
+
+
+@_compiled
+def _give_back(
+    pack: Any, n: int, K: int, highest: Any, total: Any, summed: Any, mean: Any, weight: Any, known: Any,
+    sign: float, log_z: Any, nodes: Any,
+) -> None:  # fmt: skip
+    """log_z and nodes of the sequences of a pack (G,), as of ``draw_totals``, from sums over its K blocks:
+    total (L,) of log Z and summed (n, V, L) of label probabilities."""
+    V, own = mean.shape[2], L // len(pack)
+    for g in range(len(pack)):
+        b = pack[g]
+        if b < 0:
+            continue
+        log_z[b] = highest[g] + _sum_of(total, g * own, own) / (K * own)
+        for t in range(n):
+            for v in range(V):
+                share = _sum_of(summed, (t * V + v) * L + g * own, own) / (K * own)
+                nodes[b, t, v] = sign * weight[b] * share
+            if known[b, t] >= 0:
+                log_z[b] -= mean[b, t, known[b, t]]
+                nodes[b, t, known[b, t]] -= sign * weight[b]
+        nodes[b, n:] = 0
 
 
 @_compiled
@@ -246,61 +309,72 @@ def _add_squares(p: Any, n: int, V: int, basis: Any, R: int, told: Any, out: Any
 
 @_compiled
 def draw_variances(
-    factor: Any, edge: Any, packs: Any, mean: Any, table: Any, lengths: Any, basis: Any, squares: Any,
-    widest: Any, nodes: Any, tables: Any, first: int, last: int,
+    factor: Any, edge: Any, logs: Any, packs: Any, mean: Any, table: Any, lengths: Any, basis: Any,
+    squares: Any, nodes: Any, tables: Any, first: int, last: int,
 ) -> None:  # fmt: skip
     """Of the packs of units first..last, averaged over draws: nodes (B, T, R) <- the variance of each
     column of basis (V, R) under the label probabilities of a position; tables (B, V, V) <- p (1 - p) of
     each label with the next one, summed over positions. squares : of the basis. The others as of
     ``draw_totals``."""
-    (_, T, V), G, R = mean.shape, packs.shape[1], basis.shape[1]
-    K, VL, own, edge = len(edge), mean.shape[2] * L, L // packs.shape[1], _tables(edge, table)
-    node, prior = aligned(T * VL, mean), aligned(T * VL, mean)
-    alpha, passed = aligned(T * VL, mean), aligned(T * VL, mean)
-    inverse, room = aligned(T * L, mean), aligned(max(V, 3) * L, mean)
-    summed, lanes = aligned(T * VL, mean), aligned(T * VL, mean)
-    level, once, twice = np.empty((T, V)), np.empty(V * VL), np.empty(V * VL)
-    told, share = aligned(R * L, mean), np.empty(V)
-    columns, squared = _in_lanes(basis), aligned(T * R * L, mean)
-    highest, logs, ones = np.empty(G), aligned(L, mean), aligned(L, mean)
+    (_, T, V), G, R, (edge_logs, is_log, added) = mean.shape, packs.shape[1], basis.shape[1], logs
+    K, VL, own, ratios = len(edge), mean.shape[2] * L, L // packs.shape[1], _tables(edge, table)
+    rooms, level, high = _rooms(T, V, mean), np.empty((T, V)), table - table.max()
+    node, _, alpha, passed, _, now, _ = rooms
+    summed, lanes, widest = aligned(T * VL, mean), aligned(T * VL, mean), np.empty(len(mean))
+    once, twice = np.empty(V * VL), np.empty(V * VL)
+    told, columns, squared = aligned(R * L, mean), _in_lanes(basis), aligned(T * R * L, mean)
+    highest, ones = np.empty(G), aligned(L, mean)
     ones[:L] = 1
     for p in range(first * PACKS_AT_ONCE, min(len(packs), last * PACKS_AT_ONCE)):
         n = lengths[packs[p, 0]]
         summed[: n * VL], squared[: n * R * L] = 0, 0
         _pack_levels(mean, packs[p], n, level, highest, widest, lanes)
-        for g in range(G):
-            if packs[p, g] >= 0:
-                tables[packs[p, g]] = 0
+        narrow = _width(packs[p], widest, added) <= WIDEST
+        for b in packs[p]:
+            if b >= 0:
+                tables[b] = 0
         for k in range(K):
-            _forward(factor[p, k], lanes, edge[k], n, V, node, prior, alpha, inverse, room, logs)
-            _backward(node, prior, inverse, edge[k], n, V, passed, summed, room)
-            _add_squares(node, n, V, columns, R, told, squared)
             once[:], twice[:] = 0, 0
-            _add_transitions(alpha, passed, n, V, ones, once)
-            for i in range(n * VL):
-                alpha[i] *= alpha[i]
-                passed[i] *= passed[i]
-            _add_transitions(alpha, passed, n, V, ones, twice)
-            for i in range(V * VL):
-                once[i] = edge[k, i] * (once[i] - edge[k, i] * twice[i]) / (K * own)
+            if narrow and _both_ways(factor[p, k], lanes, ratios[k], n, V, rooms):
+                _add_transitions(alpha, passed, n, V, ones, once)
+                for i in range(n * VL):
+                    alpha[i] *= alpha[i]
+                    passed[i] *= passed[i]
+                _add_transitions(alpha, passed, n, V, ones, twice)
+                for i in range(V * VL):
+                    once[i] = ratios[k, i] * (once[i] - ratios[k, i] * twice[i])
+            else:
+                given = factor[p, k], is_log, edge_logs[k], mean, high, packs[p], n, ones
+                pack_in_logs(*given, node, now, once, twice)
+                for i in range(V * VL):
+                    once[i] -= twice[i]
+            for at in range(0, n * VL, L):
+                add(summed, at, node, at)
+            _add_squares(node, n, V, columns, R, told, squared)
             for g in range(G):
                 if packs[p, g] >= 0:
-                    for i in range(V):
-                        for j in range(V):
-                            tables[packs[p, g], i, j] += _sum_of(once, (i * V + j) * L + g * own, own)
-        for g in range(G):
-            b, certain = packs[p, g], 0.0
-            if b < 0:
-                continue
-            for t in range(n):
+                    for i in range(V * V):
+                        found = _sum_of(once, i * L + g * own, own) / (K * own)
+                        tables[packs[p, g], i // V, i % V] += found
+        _give_variances(packs[p], n, K, summed, squared, squares, nodes)
+
+
+@_compiled
+def _give_variances(pack: Any, n: int, K: int, summed: Any, squared: Any, squares: Any, nodes: Any) -> None:
+    """nodes of the sequences of a pack (G,), as of ``draw_variances``, from sums over its K blocks: summed
+    (n, V, L) of label probabilities, and squared (n, R, L)."""
+    (V, R), own = squares.shape, L // len(pack)
+    share = np.empty(V)
+    for g in range(len(pack)):
+        b = pack[g]
+        if b < 0:
+            continue
+        for t in range(n):
+            for v in range(V):
+                share[v] = _sum_of(summed, (t * V + v) * L + g * own, own) / (K * own)
+            for r in range(R):
+                second = 0.0
                 for v in range(V):
-                    share[v] = _sum_of(summed, (t * V + v) * L + g * own, own) / (K * own)
-                    certain += share[v]
-                for r in range(R):
-                    second = 0.0
-                    for v in range(V):
-                        second += share[v] * squares[v, r]
-                    nodes[b, t, r] = second - _sum_of(squared, (t * R + r) * L + g * own, own) / (K * own)
-            nodes[b, n:] = 0
-            if not abs(certain - n) < 1e-6 * max(n, 1):
-                widest[b] = np.nan
+                    second += share[v] * squares[v, r]
+                nodes[b, t, r] = second - _sum_of(squared, (t * R + r) * L + g * own, own) / (K * own)
+        nodes[b, n:] = 0

@@ -7,13 +7,14 @@ Letters as in ``program``.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from structgp.structures.linear_chain.messages import SAFE_SPREAD, compiled_loops, detour, widest
+from structgp.structures.linear_chain.messages import compiled_loops
 from structgp.structures.masks import keep_known, leaves_open
 from structgp.structures.program import Program, Scores
 from structgp.structures.threads import share
@@ -41,17 +42,17 @@ class FixedDraws:
             self._totals = _Totals(f, g, mask, weight)
             self._open = _Totals(keep_known(f, y, mask), g, mask, weight)
             return
-        known = torch.where(mask, y, 0)
+        known, V = torch.where(mask, y, -1), f.shape[-1]
         self._totals = _Totals(f, g, mask, weight, known)
-        self._told = weight @ program.score(scores, known).mean(0)
-        self._table, V = torch.zeros_like(g[0]).flatten(), f.shape[-1]
         steps, times = known[:, :-1] * V + known[:, 1:], mask[:, 1:] * weight[:, None]
-        self._table = self._table.index_add(0, steps.flatten(), times.flatten()).view(V, V)
+        table = g.new_zeros(V * V).index_add(0, steps.clamp(min=0).flatten(), times.flatten())
+        self._table, mean = table.view(V, V), g.mean(0)
+        self._told = self._totals.told + float(torch.where(self._table > 0, self._table * mean, 0).sum())
 
-    def value_and_slopes(self, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    def value_and_slopes(self, f: Tensor, g: Tensor) -> tuple[float, Tensor, Tensor] | None:
         """At mean scores f (B, T, V) and g (V, V): the log-likelihood, averaged over draws and summed over
-        sequences, and its slopes in f and g. None where scores are too wide for probability space, or a
-        sequence has no labelling."""
+        sequences, and its slopes in f and g. None where a sequence has no labelling, or scores are not
+        finite."""
         whole = self._totals.value_and_slopes(f, g, -1.0)
         if whole is None:
             return None
@@ -60,8 +61,8 @@ class FixedDraws:
             return (
                 None if told is None else (told[0] - whole[0], whole[1].add_(told[1]), told[2] - whole[2])
             )
-        value = self._told + (self._table * g).sum() - whole[0]
-        return (value, whole[1], self._table - whole[2]) if bool(value.isfinite()) else None
+        value = self._told + float((self._table * g).sum()) - whole[0]
+        return (value, whole[1], self._table - whole[2]) if math.isfinite(value) else None
 
     def variances(self, f: Tensor, g: Tensor, basis: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """``Chain.local_curvature`` at the same draws: (B, T, R) and (B, V, V). None as above."""
@@ -74,72 +75,62 @@ class FixedDraws:
 
 class _Totals:
     """The sum of log Z over sequences, averaged over draws, less the mean scores of ``known`` labels (B, T)
-    where those are given."""
+    where those are given and not negative. told : what the draws add to the scores of those, likewise."""
 
     def __init__(
         self, f: Tensor, g: Tensor, mask: Tensor, weight: Tensor, known: Tensor | None = None
     ) -> None:
         from structgp.structures.linear_chain.compiled_draws import PACKS_AT_ONCE
+        from structgp.structures.linear_chain.compiled_factors import WIDEST, fill_factors, width_of
 
         (S, B, T, V), L = f.shape, LANES
-        f = f.masked_fill(~mask[..., None], 0)
-        top, top_g = f.amax(-1), g.amax((-1, -2))
-        K, own = max(1, S // L), min(S, L)
-        self._packs = packs_of(mask.sum(-1).numpy(), L // own)
-        N, G = self._packs.shape
-        factor = torch.exp(f - top[..., None]).view(K, own, B, T, V)
-        if G > 1:
-            first = self._packs[:, :1]  # where there is none, the first one stands
-            factor = factor[:, :, torch.from_numpy(np.where(self._packs < 0, first, self._packs))]
-        lanes = factor.view(K, own, N, G, T, V).permute(2, 0, 4, 5, 3, 1)
-        self._factor = lanes.reshape(N, K, T * V * L).numpy()
-        edge = torch.exp(g - top_g[:, None, None]).view(K, own, V * V).mT
-        self._edge = edge.repeat(1, 1, G).view(K, V * V * L).numpy()
-        lengths, weight = mask.sum(-1), weight.contiguous()
-        self._lengths, self._weight = lengths.numpy(), weight.numpy()
-        self._steps = weight @ (lengths - 1).clamp(min=0).to(weight)
-        self._tops = weight @ torch.where(mask, top, 0).sum(-1).mean(0) + self._steps * top_g.mean()
-        self._width = widest(f, (-1,), f.masked_fill(f == -torch.inf, torch.inf))
-        self._g = g
-        within = (f[:, :, 1:-1] == -torch.inf).any(-1).any(0) & mask[:, 2:]
-        self._detour = detour(g, bool(within.any()), T)
-        self._known = (torch.full((B, T), -1) if known is None else known).numpy()
+        K, own, lengths = max(1, S // L), min(S, L), mask.sum(-1).numpy()
+        self._packs, self._lengths = packs_of(lengths, L // own), lengths
+        self._weight = weight.contiguous().numpy()
+        scores, N, G = f.contiguous().numpy(), *self._packs.shape
+        width = width_of(scores, lengths)
+        is_log = not width <= WIDEST  # exponentials would not tell what the scores were
+        self._known = np.full((B, T), -1) if known is None else known.numpy()
+        self._factor, highest, told = np.empty((N, K, T * V * L)), np.empty(B), np.empty(B)
+        given = scores, self._packs, lengths, self._known, is_log, self._factor, highest, told
+        share(partial(fill_factors, *given), N, 8 * S * B * T * V)
+        self.told = float(self._weight @ told)
+        top = g.amax((-1, -2))
+        edge = (g - top[:, None, None]).view(K, own, V * V).mT.repeat(1, 1, G).view(K, V * V * L)
+        self._edge = edge.exp().numpy()
+        self._logs = edge.numpy(), is_log, width
+        self._steps = float(self._weight @ np.maximum(lengths - 1, 0))
+        self._tops = float(self._weight @ highest) + self._steps * float(top.mean())
         self._shape, self._units = f.shape, -(-N // PACKS_AT_ONCE)
 
-    def value_and_slopes(self, f: Tensor, g: Tensor, sign: float) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The value, its slopes in f times ``sign``, and those of log Z in g; None where scores are too
-        wide."""
+    def value_and_slopes(self, f: Tensor, g: Tensor, sign: float) -> tuple[float, Tensor, Tensor] | None:
+        """The value, its slopes in f times ``sign``, and those of log Z in g; None where the value is not
+        finite."""
         from structgp.structures.linear_chain.compiled_draws import draw_totals
 
         S, B, T, V = self._shape
-        log_z, wide, nodes = np.empty(B), np.empty(B), np.empty((B, T, V))
-        tables = np.empty((self._units, V, V))
-        given = self._factor, self._edge, self._packs, f.contiguous().numpy(), g.contiguous().numpy()
-        rest = self._lengths, self._weight, self._known, sign, log_z, wide, nodes, tables
+        log_z, nodes, tables = np.empty(B), np.empty((B, T, V)), np.empty((self._units, V, V))
+        given = self._factor, self._edge, self._logs, self._packs, f.contiguous().numpy()
+        rest = g.contiguous().numpy(), self._lengths, self._weight, self._known, sign, log_z, nodes, tables
         share(partial(draw_totals, *given, *rest), self._units, S * B * T * V * V)
-        if not self._is_safe(wide, g):
+        value = self._tops + self._steps * float(g.max()) + float(self._weight @ log_z)
+        if not math.isfinite(value):
             return None
-        value = self._tops + self._steps * g.max() + float(self._weight @ log_z)
         return value, torch.from_numpy(nodes), torch.from_numpy(tables.sum(0))
 
     def variances(self, f: Tensor, g: Tensor, basis: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """``draw_variances``; None where scores are too wide."""
+        """``draw_variances``; None where they are not finite."""
         from structgp.structures.linear_chain.compiled_draws import draw_variances
 
         S, B, T, V = self._shape
         columns = np.eye(V) if basis is None else basis.contiguous().numpy()
-        wide, nodes, tables = np.empty(B), np.empty((B, T, columns.shape[1])), np.empty((B, V, V))
-        given = self._factor, self._edge, self._packs, f.contiguous().numpy(), g.contiguous().numpy()
-        rest = self._lengths, columns, columns**2, wide, nodes, tables
+        nodes, tables = np.empty((B, T, columns.shape[1])), np.empty((B, V, V))
+        given = self._factor, self._edge, self._logs, self._packs, f.contiguous().numpy()
+        rest = g.contiguous().numpy(), self._lengths, columns, columns**2, nodes, tables
         share(partial(draw_variances, *given, *rest), self._units, S * B * T * V * V)
-        return (torch.from_numpy(nodes), torch.from_numpy(tables)) if self._is_safe(wide, g) else None
-
-    def _is_safe(self, wide: np.ndarray, g: Tensor) -> bool:
-        """Whether no number was lost. wide : (B,) as of ``draw_totals``."""
-        table = self._g + g
-        of_table = widest(table, (-1, -2), table.masked_fill(table == -torch.inf, torch.inf))
-        spread = (self._width + wide.max() + of_table) * self._detour
-        return bool(spread <= SAFE_SPREAD[torch.float64])  # not where it is nan: a draw lost its labellings
+        if not (math.isfinite(nodes.sum()) and math.isfinite(tables.sum())):
+            return None
+        return torch.from_numpy(nodes), torch.from_numpy(tables)
 
 
 def packs_of(lengths: np.ndarray, G: int) -> np.ndarray:

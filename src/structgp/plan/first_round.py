@@ -1,0 +1,40 @@
+"""The first round of a trial, kept for others that differ from it in what counts from the second on."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from structgp.inference.checkpoint import Reached
+
+
+class FirstRound:
+    """A checkpoint in memory, written once: after the first round, in which no scale of a kernel has moved,
+    so that tails have had no say. Trials that read it go on from there. Memory: one posterior."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[dict[str, Any], torch.Tensor, Reached] | None = None
+
+    def write(self, posterior: nn.Module, generator: torch.Generator, reached: Reached) -> bool:
+        if self._kept is None and len(reached.steps) == 1:
+            values = {name: x.clone() for name, x in posterior.state_dict().items()}
+            reached = replace(reached, state=copy.copy(reached.state), steps=list(reached.steps))
+            self._kept = values, generator.get_state(), reached
+        return False
+
+    def read(self, posterior: nn.Module, generator: torch.Generator) -> Reached | None:
+        """What was reached; the posterior and the generator are set, in place."""
+        if self._kept is None:
+            return None
+        values, random, reached = self._kept
+        posterior.load_state_dict(values)
+        generator.set_state(random)
+        state = replace(reached.state, generator=generator)
+        return replace(reached, state=state, steps=list(reached.steps))
+
+    def unfit(self, error: Exception) -> Exception:
+        return error
