@@ -30,7 +30,7 @@ from structgp.inference import StepInfo
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.loop import Callback
 from structgp.inference.votes import weigh_votes
-from structgp.plan import held_out
+from structgp.plan.cross_fit import CrossFit, choose
 from structgp.plan.decisions import adopt, declared
 from structgp.plan.grow_posterior import can_go_on, start_from
 from structgp.plan.label_cost import warn_of_labels
@@ -338,11 +338,16 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
             examples, extras["confusions"] = weigh_votes(examples)
         with heard() if self.verbose else nullcontext(), numbers_in_bounds():
             if before is None:
+                cross_fit: CrossFit | None = None
                 if settled is not None:
                     plan = as_before(plan, options, settled)
                 elif isinstance(examples, Examples):
-                    plan, found = held_out.choose(options, plan, examples, extras.get("together", ALONE))
-                start = start_of(options, plan, examples, generator)
+                    together = extras.get("together", ALONE)
+                    plan, found, cross_fit = choose(options, plan, examples, together)
+                if cross_fit is None:
+                    start = start_of(options, plan, examples, generator)
+                else:
+                    start = cross_fit.start(plan, generator)
             else:
                 assert isinstance(examples, Examples)
                 start = start_from(as_before(plan, options, before.info), before, examples)
