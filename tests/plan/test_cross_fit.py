@@ -10,6 +10,7 @@ import torch
 
 from structgp import Prior, StructuredGPClassifier, chain, edges, grid, layers, load, metrics, same
 from structgp.data.examples import read_examples
+from structgp.inference.checkpoint import Checkpoint
 from structgp.inference.distributed import ALONE
 from structgp.plan.cross_fit import LINKS, chain_within
 from structgp.plan.options import Options
@@ -97,6 +98,37 @@ def test_again_and_from_a_file(linked: Any, tmp_path: Any) -> None:
     linked.save(tmp_path / "model")
     for other in (again, load(tmp_path / "model")):
         assert other.predict_marginals(X) == linked.predict_marginals(X)
+
+
+class CutOffError(Exception):
+    pass
+
+
+def test_a_fit_that_was_cut_off_goes_on(linked: Any, tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Checkpoint.__init__, "__defaults__", (0.0,))  # written after every step
+    train, path = documents(45, 0, 0.95), tmp_path / "checkpoint"
+
+    def cut_off(info: Any) -> None:
+        if info.iteration == 2:
+            raise CutOffError
+
+    with pytest.raises(CutOffError):
+        model().fit(*train, callback=cut_off, checkpoint=path)
+    assert path.exists()
+    seen: list[int] = []
+    again = model().fit(*train, callback=lambda info: seen.append(info.iteration), checkpoint=path)
+    assert seen[0] == 2
+    X, _ = documents(5, 1, 0.95)
+    assert again.predict_marginals(X) == linked.predict_marginals(X)
+
+
+def test_dev_data_missing_labels_and_weights(linked: Any) -> None:
+    X, y = documents(45, 0, 0.95)
+    dev = documents(10, 4, 0.95)
+    some: list[Any] = [[None if t % 5 == 0 else label for t, label in enumerate(of)] for of in y]
+    fitted = model().fit(X, some, *dev, early_stopping=True, sample_weight=[0.0] * 3 + [1.0] * 42)
+    assert fitted.training_log_["dev"]["token_nll"] < 1.5 * loss(linked, *dev)
+    assert len(fitted.predict_marginals([X[0]], known=some[:1])[0]) == 12
 
 
 def plan_of(structure: Any, X: Any, y: Any, **options: Any) -> Any:
