@@ -111,6 +111,17 @@ def choose(
     return plan, found, cross_fit
 
 
+def begin(
+    options: Options, plan: Plan, examples: Examples, generator: torch.Generator, together: Processes
+) -> tuple[Start, dict[str, Any] | None]:
+    """The start of a fit, with all settled that training data have to tell, and what cross-validation has
+    found, for the log."""
+    plan, found, cross_fit = choose(options, plan, examples, together)
+    if cross_fit is None:
+        return start_of(options, plan, examples, generator), found
+    return cross_fit.start(plan, generator), found
+
+
 @dataclass(frozen=True)
 class Part:
     """Sequences that are left out. fold : with the fit to the others. model : that fit, with further
