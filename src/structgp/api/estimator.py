@@ -30,7 +30,7 @@ from structgp.inference import StepInfo
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.loop import Callback
 from structgp.inference.votes import weigh_votes
-from structgp.plan import held_out
+from structgp.plan.cross_fit import begin
 from structgp.plan.decisions import adopt, declared
 from structgp.plan.grow_posterior import can_go_on, start_from
 from structgp.plan.label_cost import warn_of_labels
@@ -337,11 +337,10 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         if isinstance(examples, Examples) and examples.given is not None:
             examples, extras["confusions"] = weigh_votes(examples)
         with heard() if self.verbose else nullcontext(), numbers_in_bounds():
-            if before is None:
-                if settled is not None:
-                    plan = as_before(plan, options, settled)
-                elif isinstance(examples, Examples):
-                    plan, found = held_out.choose(options, plan, examples, extras.get("together", ALONE))
+            if before is None and settled is None and isinstance(examples, Examples):
+                start, found = begin(options, plan, examples, generator, extras.get("together", ALONE))
+            elif before is None:
+                plan = plan if settled is None else as_before(plan, options, settled)
                 start = start_of(options, plan, examples, generator)
             else:
                 assert isinstance(examples, Examples)

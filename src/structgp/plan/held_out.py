@@ -169,7 +169,7 @@ class Folds:
             seed = (int(options.random_state) + n) % 2**63
             left_out, rest = map(examples.part, parts)
             where = self.folds if is_needed else self.further
-            where.append(Fold(replace(options, random_state=seed), _shorter(plan), rest, left_out))
+            where.append(Fold(replace(options, random_state=seed), shorter(plan), rest, left_out))
         self.folds.sort(key=lambda fold: not fold.n_judged)  # the first one has to tell candidates apart
         self.n_halved = min(HALVED, len(self.folds))
         self.n_fitted = float(np.mean([fold.examples.n_tokens for fold in self.folds] or [0]))
@@ -249,7 +249,7 @@ def _n_folds(lengths: np.ndarray, enough: int) -> int:
     return min(round(N_FOLDS + lacking * (MOST_FOLDS - N_FOLDS)), int(np.count_nonzero(lengths)))
 
 
-def _shorter(plan: Plan) -> Plan:
+def shorter(plan: Plan) -> Plan:
     """The plan of a trial: what comes after the scales have been learned hardly moves predictions."""
     optimizer = plan.optimizer.value
     assert isinstance(optimizer, SecondOrder)
@@ -294,7 +294,7 @@ class Fold:
         """Under each spread, (N, 6) the sums of ``Predictions`` for each sequence left out; where the fit
         fails, as bad as can be."""
         try:
-            model = self._fitted(candidate)
+            model = self.fitted(candidate)
         except torch.linalg.LinAlgError:
             nothing = [np.zeros((len(judged), self.examples.n_labels)) for judged in self.judged]
             return [self.judge(nothing, self.judged)] * len(spreads)
@@ -346,7 +346,8 @@ class Fold:
         weights = self.left_out.weights
         return sums if weights is None else weights[:, None] * sums
 
-    def _fitted(self, candidate: Candidate) -> Model:
+    def fitted(self, candidate: Candidate) -> Model:
+        """The model that is fitted to the rest under a candidate."""
         weight = Choice[float | None](candidate.data_weight, "tried")
         plan = replace(self.plan, data_weight=weight, shape=candidate.shape, tails=candidate.tails)
         generator = torch.Generator().manual_seed(int(self.options.random_state))

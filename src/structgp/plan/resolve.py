@@ -64,7 +64,8 @@ class Plan:
     chosen for unless the user says it. threshold : least probability of a span that is predicted for the
     best F1, None where labels are not spans. program : how labellings are summed over, None for a chain.
     answers : how a likelihood of the user's own answers. annotators : what is learned of them, None where
-    labels are not those of several. word_parts : the feature whose values are taken apart. spread : factor
+    labels are not those of several. word_parts : the feature whose values are taken apart. tables : what
+    those beyond a chain are learned from, where they are not fitted with the rest. spread : factor
     on how far draws lie from the posterior mean."""
 
     structure: Choice[Structure]
@@ -97,6 +98,7 @@ class Plan:
     answers: Choice[str] | None = None
     annotators: Choice[str] | None = None
     word_parts: Choice[str | None] | None = None
+    tables: Choice[str] | None = None
     shape: Any = None
     tails: float | None = None
     trial: bool = False

@@ -148,11 +148,16 @@ class Fit:
         on_fresh_draws: bool = True,
     ) -> History:
         """Fits the posterior in place, without warnings."""
+        fit = self
+        if self.start.within is not None:
+            assert isinstance(self.examples, Examples)
+            chains = replace(self.examples, split=None, links=None)
+            fit, plan = replace(self, start=self.start.within, examples=chains), self.start.within.plan
         with self._sites(plan) if self._keeps_sites_on_disk(plan) else nullcontext(plan) as plan:
             return train(
-                self.start.posterior,
+                fit.start.posterior,
                 plan.structure.value,
-                self._batches(plan),
+                fit._batches(plan),
                 self._optimizer(plan),
                 plan.optimizer.reason,
                 estimator=plan.gradient.value,

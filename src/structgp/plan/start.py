@@ -75,13 +75,15 @@ INDUCING_CANDIDATES = 8_000
 @dataclass(frozen=True)
 class Start:
     """posterior : where the fit begins. plan : with the form of the covariances settled. residual : share
-    of the prior variance that inducing inputs leave open; in weight space, of the smooth part's."""
+    of the prior variance that inducing inputs leave open; in weight space, of the smooth part's. within :
+    the start of a part of the model that alone is fitted, with the same blocks; None for all of it."""
 
     posterior: Posterior
     plan: Plan
     relaxation: Relaxation | None = None
     pilot: Pilot | None = None
     residual: float = 0.0
+    within: Start | None = None
 
     @property
     def dense(self) -> DenseKernel | None:
