@@ -14,7 +14,13 @@ from typing import Any
 from structgp.answers.ask import Asked
 from structgp.api.fitted import Fitted
 from structgp.cli.arriving import arriving
-from structgp.cli.document_tagging import DocumentTagger, check_options, field_of, write_documents
+from structgp.cli.document_tagging import (
+    DocumentTagger,
+    check_options,
+    field_of,
+    with_first_checked,
+    write_documents,
+)
 from structgp.cli.json_tagging import JsonTagger
 from structgp.cli.shared import in_files, load_with_reader, output_stream, sequences
 from structgp.data.formats.document_reader import DocumentReader
@@ -69,6 +75,7 @@ def tag(
             raise InputError("torchrun", "several processes cannot share a pipe", "name a file")
         estimator.device = local_device(device_of(device))  # each process its own
         found = sequences(reader, given, encoding, quiet=not together.is_first)
+        found = with_first_checked(found, reader, estimator.classes_.tolist())
         # A pipe may be someone typing: nobody waits for more than there is.
         parts = _chunks(found, _CHUNK) if files else arriving(found, _CHUNK)
 
