@@ -6,7 +6,12 @@ prints that line and exits with status 2; Python users catch it as a ``ValueErro
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
 from typing import Any
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 MOST_CHARACTERS = 400
 """Of each part of an error. Errors quote the data, and a cell of a broken file may have a megabyte."""
@@ -67,3 +72,12 @@ class StructgpWarning(UserWarning):
 
     def __init__(self, message: str) -> None:
         super().__init__(cut(message, 2 * MOST_CHARACTERS))
+
+
+def warn_caller(message: str) -> None:
+    """A StructgpWarning at the line that called this package, however many of its own functions lie
+    between."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, StructgpWarning, stacklevel=level)

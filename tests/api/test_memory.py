@@ -60,9 +60,12 @@ def test_weights_and_new_labels_are_remembered(data: Generated) -> None:
     assert [*data.X[:8], data.X[8]] == kept.X
 
 
-def test_how_often_the_data_count_is_chosen_when_they_have_grown(
-    data: Generated, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("few", [0, 3_000])
+def test_when_it_is_chosen_how_often_the_data_count(
+    few: int, data: Generated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With every part while there is little data, later when it has grown."""
+    monkeypatch.setattr(memory, "FEW_TOKENS", few)
     model, seen = StructuredGPClassifier(n_draws=4).fit(data.X[:10], data.y[:10]), []
     choose = structgp.plan.held_out.choose
 
@@ -76,12 +79,23 @@ def test_how_often_the_data_count_is_chosen_when_they_have_grown(
     lengths = np.cumsum([len(x) for x in data.X]).tolist()
     weighed, expected = lengths[9], []
     for n in (12, 14, 16, 18, 20):
-        if lengths[n - 1] > memory.GROWTH * weighed:
+        if few or lengths[n - 1] > memory.GROWTH * weighed:
             weighed, expected = lengths[n - 1], [*expected, n]
     assert seen == expected
-    assert 0 < len(expected) < 5
+    assert few or 0 < len(expected) < 5
     assert model.memory_ is not None
     assert model.memory_.weighed == weighed
+
+
+def test_parts_end_with_the_settings_of_one_fit(data: Generated) -> None:
+    """With all labels in the first part, features and draws are those of one fit too."""
+    parts = StructuredGPClassifier(n_draws=4).fit(data.X[:10], data.y[:10])
+    for n in (10, 15):
+        parts.partial_fit(data.X[n : n + 5], data.y[n : n + 5])
+    whole = StructuredGPClassifier(n_draws=4).fit(data.X, data.y)
+    a, b = (model.training_log_["plan"] for model in (parts, whole))
+    assert a["data_weight"] == b["data_weight"]
+    np.testing.assert_allclose(marginals(parts, data.X), marginals(whole, data.X), atol=0.01)
 
 
 def test_a_file_forgets_and_a_pickle_does_not(data: Generated, tmp_path: Path) -> None:

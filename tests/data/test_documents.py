@@ -178,6 +178,16 @@ def test_spans_that_are_not_there(span: tuple[int, int, str], problem: str) -> N
         Document.from_text("Ann left", [span], snap=True)
 
 
+@pytest.mark.parametrize("tokens", [[(2, 3)], [(0, 1)], [(0, 2)]])
+@pytest.mark.parametrize("snap", [False, True])
+def test_spans_beyond_the_tokens_of_a_file(tokens: list[tuple[int, int]], snap: bool) -> None:
+    """Nothing of a span is lost: what is left out around it is white space."""
+    with pytest.raises(InputError, match=r"'A' from 0 to 3 \('a b'\) holds '[ab]', which is in no token"):
+        Document.from_text("a b", [(0, 3, "A")], tokens=tokens, snap=snap)
+    whole = Document.from_text(" a b\u200b ", [(0, 6, "A")], tokens=[(1, 2), (3, 4)], snap=snap)
+    assert whole.spans == (TextSpan(1, 4, "A"),)
+
+
 def test_documents_that_cannot_be() -> None:
     with pytest.raises(InputError, match=r"document\.tokens\[1\]: characters 2 to 4 overlap"):
         Document("Ann left", ((0, 3), (2, 4)))

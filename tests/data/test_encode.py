@@ -297,7 +297,8 @@ GOOD = {"w": "a", "v": np.array([1.0, 2.0])}
         ({"w": "a", "v": None}, "vector 'v' is missing; "),
         ({"v": np.ones(3)}, "vector 'v' has 3 numbers, but the first in training had 2; "),
         ({"v": "text"}, "feature 'v' is a str, but training had a vector; pass 2 numbers with every token"),
-        ({"v": [1.0, 2.0]}, "feature 'v' is a list, but training had a vector; "),
+        ({"v": [1.0, 2.0]}, "feature 'v' is a list"),
+        ({"v": [1, 2]}, "feature 'v' is a list, but training had a vector; "),
         ({"v": 5.0}, "feature 'v' is a float, but training had a vector; "),
         ({"v": np.array(1.0)}, "feature 'v' is an array of float64 and shape (); pass a 1-D array"),
         ({"v": np.ones((1, 2))}, "feature 'v' is an array of float64 and shape (1, 2); "),
@@ -387,6 +388,10 @@ def test_pad_row_holds_no_value() -> None:
         (
             [[{"a": object()}]],
             "X[0][0]: feature 'a' is a object; use strings, numbers, flags, lists of strings or dicts",
+        ),
+        (
+            [[{"a": [0.5, 1]}]],
+            "X[0][0]: feature 'a' is a list of numbers; make it a vector with np.array, or use strings",
         ),
         (
             [torch.zeros(2, 3), torch.tensor([[1, 2, 0], [0, 0, torch.nan]])],
@@ -573,6 +578,12 @@ def test_labels_that_fit() -> None:
         ([[["a"]]], [], "y: 0 label sequences for 1 sequences of tokens; pass one per sequence"),
         ([[["a"]]], ["A"], "y[0]: expected a list of labels, got a str; pass a list"),
         ([[["a"]]], [None], "y[0]: expected a list of labels, got a NoneType; pass a list"),
+        (
+            [np.eye(2)],
+            [np.eye(2)],
+            "y[0]: expected a list of labels, got a ndarray of shape (2, 2); pass a list; for an image, "
+            "structure=grid()",
+        ),
         (
             [np.eye(2), np.eye(2)],
             [["A", "B"], ["A"]],

@@ -50,6 +50,19 @@ def test_one_warning_names_all() -> None:
     assert str(only.message) == expected
 
 
+@pytest.mark.parametrize("n", [99, 100])
+def test_labels_that_nearly_all_occur_once(n: int) -> None:
+    """They are not slips: nothing can be learned of them, and that is said."""
+    once = {f"L{number}": 1 for number in range(n)}
+    expected = (
+        "100 of 101 occur once, on 50% of the tokens: .* hardly be better than chance"
+        if n == 100
+        else "slips"
+    )
+    with pytest.warns(StructgpWarning, match=expected):
+        warn_of_odd_labels(examples(O=200 - n if n == 100 else 150, **once))
+
+
 def test_a_prefix_may_come_once() -> None:
     assert single({"B-UNIT": 9, "I-UNIT": 1, "B-RARE": 1, "O": 50}) == ["B-RARE"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,6 +77,19 @@ def test_probabilities_go_to_spacy(tmp_path: Path) -> None:
     predicted = Prediction(("B-PER", "O"), (0.5, 1.0), (TextSpan(0, 3, "PER", 0.5),))
     doc = to_doc(Document("Ann left", ((0, 3), (4, 8)), prediction=predicted), spacy.blank("xx").vocab)
     assert [(e.text, e.label_, e._.probability) for e in doc.ents] == [("Ann", "PER", 0.5)]
+
+
+@pytest.mark.parametrize("labels", [("O", "B-A"), ("B-A", "I-A")])
+def test_spans_that_spacy_would_not_keep(labels: tuple[str, str], tmp_path: Path) -> None:
+    """A token of white space at the end of a span is left out when it is read: it is refused before."""
+    pytest.importorskip("spacy")
+    document = Document("a \u3000", ((0, 1), (2, 3)), labels)
+    with pytest.raises(InputError, match=r"begins or ends with '\\u3000', which shows nothing"):
+        formats.write([document], tmp_path / "a.spacy")
+    assert not (tmp_path / "a.spacy").exists()
+    formats.write([replace(document, labels=("B-A", "O"))], tmp_path / "a.spacy")
+    (again,) = formats.read(tmp_path / "a.spacy")
+    assert [span[:3] for span in again.spans] == [(0, 1, "A")]
 
 
 @pytest.mark.parametrize("per", ["document", "token"])

@@ -276,8 +276,11 @@ def test_a_sequence_that_would_take_too_much_memory(
     monkeypatch.setattr(encoded, "MOST_SCORES", 2 * 16 * 50)
     with pytest.raises(InputError, match=r"^X\[1\]: an example of 60 tokens .* at most 50, or use fewer"):
         long.predict_marginals([X[0], X[0] * 30])
-    with pytest.warns(StructgpWarning, match="an example of 50 tokens: its answers average over 16 draws"):
+    with pytest.warns(
+        StructgpWarning, match=r"^X\[1\]: an example of 50 tokens; .* over 16 draws"
+    ) as caught:
         found = long.predict_marginals([X[0], X[0] * 25])
+    assert caught[0].filename == __file__
     assert found[:1] == alone
     assert len(found[1]) == 50
     assert all(sum(p.values()) == pytest.approx(1) for p in found[1])

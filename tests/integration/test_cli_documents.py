@@ -180,6 +180,29 @@ def test_next_writes_suggestions(folder: Path) -> None:
     assert re.fullmatch(r"(\S+new\.txt:\d+\n){2}", found.stderr)
 
 
+def test_what_newcomers_type(folder: Path, tmp_path: Path) -> None:
+    """Plain text for columns, a format that the name tells, a model without its option."""
+    model, columns, text = tmp_path / "model", tmp_path / "train.conll", tmp_path / "new.txt"
+    columns.write_text("Ann B-PER\nleft O\n\nBob B-PER\n\nnobody O\n")
+    train = ("train", columns, "-o", model)
+    refused(*train, says="TEMPLATE and TRAIN are needed; give both, or add --format conll, which needs no")
+    columns.rename(tmp_path / "train.txt")
+    refused("train", tmp_path / "train.txt", "-o", model, says="name a format .*: --format conll, doccano")
+    ok("train", tmp_path / "train.txt", "--format", "conll", "-o", model, *QUICK)
+    text.write_text("Ann left Rome.\nBob came.\n")
+    found = run("tag", "-m", model, text).stderr.splitlines()
+    assert re.search(
+        r"new\.txt:2: 2 columns where .*; if it is plain text, say that its format is", found[-1]
+    )
+    text.write_text("Ann left Rome.\n")
+    found = ok("tag", "-m", model, text).stderr
+    assert re.fullmatch(r"structgp: warning: \S+:1: 'Rome\.' in the last column is not .* text\n", found)
+    assert ok("tag", "-m", model, tmp_path / "train.txt").stderr == ""
+    refused(
+        "next", model, text, says=rf"next: the model to read needs the option -m; .* -m {model} {text}$"
+    )
+
+
 def test_force_keeps_what_is_labelled(folder: Path, tmp_path: Path) -> None:
     words = Document.from_words(["2", "figs"], ["O", None])
     formats.write([words], tmp_path / "a.jsonl", "prodigy")

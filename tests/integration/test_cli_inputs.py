@@ -12,7 +12,10 @@ from click.testing import CliRunner
 
 import structgp
 import structgp.cli.scoring
+from structgp import InputError
+from structgp.answers import encoded
 from structgp.cli import main
+from structgp.cli.shared import in_files
 from structgp.data.sources import AttributeReader, Template, WordVectors, read_columns
 from structgp.structures import chain
 
@@ -213,6 +216,32 @@ def test_tag_lays_out_the_columns_as_ever(files):
     word, number, noise = files.test_sequences[0][0][:3]
     pattern = rf"{word}\t{number}\t{noise}\t[ABC]/[01]\.\d+\tA/\S+\tB/\S+\tC/\S+"
     assert re.fullmatch(pattern, lines[1])
+
+
+def test_a_long_sequence_is_named_by_its_line(files, write, monkeypatch):
+    """In the second of two chunks too."""
+    row = "w1 200 n1"
+    text = "\n\n".join([row] * 250 + ["\n".join([row] * 60), row]) + "\n"
+    long = write("long", text)
+    monkeypatch.setattr(encoded, "MOST_SCORES", 3 * 16 * 70)
+    found = ok("tag", "-m", files.model, "-v", 1, long)
+    warning = next(line for line in found.stderr.splitlines() if "warning" in line)
+    place = re.escape(f"{long}:501: an example of 60 tokens; its answers average over 18 draws")
+    assert re.match(f"structgp: warning: {place}", warning)
+    monkeypatch.setattr(encoded, "MOST_SCORES", 3 * 16 * 50)
+    for command in ("tag", "-v", 1, "-m"), ("expect",):
+        said = run(*command, files.model, long).stderr.splitlines()[-1]
+        assert said.startswith(f"structgp: error: {long}:501: an example of 60 tokens would take too much")
+
+
+def test_places_in_files():
+    places = [("f", 3), ("g", 8)]
+    for has_token_lines, expected in (False, "g:8, node 2.x"), (True, "g:10.x"):
+        with pytest.raises(InputError) as error, in_files(places, has_token_lines):
+            raise InputError("X[1][2].x", "wrong", "mend it")
+        assert error.value.place == expected
+    with pytest.raises(InputError, match=r"^X\[2\]: "), in_files(places):
+        raise InputError("X[2]", "wrong", "mend it")
 
 
 def test_only_numbers(files, tmp_path):

@@ -174,7 +174,9 @@ def test_what_is_not_answered_before_the_end_is_503():
 
 def test_unknown_addresses_and_ways(served):
     assert served.ask("/tag") == (405, {"error": "use POST"})
-    for path, body, expected in (("/next", None, 404), ("/tag/", {}, 404), ("/status", {}, 405)):
+    assert served.ask("/tag/") == served.ask("/tag")
+    assert served.ask("/tag/", {"sequences": []}) == (200, {"answers": []})
+    for path, body, expected in (("/next", None, 404), ("/tag/x", {}, 404), ("/status", {}, 405)):
         try:
             status, _ = served.ask(path, body)
         except json.JSONDecodeError:  # Starlette's own answer is text

@@ -101,6 +101,7 @@ def test_mistakes_are_told_in_one_line(text, options, problem):
     assert found.exit_code == 2
     assert problem in found.output
     assert found.output.count("\n") == 1
+    assert [file.name for file in text.parent.iterdir()] == [text.name]
 
 
 def test_a_name_that_tells_no_format(tmp_path):

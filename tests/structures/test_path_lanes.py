@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+pytest.importorskip("numba")
+
 from structgp.data.layout import GraphLayout, Tuples
 from structgp.structures.graph import path_compiled
 from structgp.structures.graph.path_lanes import log_in_place

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from structgp import StructuredGPClassifier
 from structgp.errors import InputError
 from structgp.structures import (
     BlackBox,
@@ -23,6 +25,7 @@ from structgp.structures import (
     Template,
     as_structure,
     chain,
+    grid,
     piecewise,
 )
 
@@ -165,6 +168,20 @@ def test_a_spec_stands_for_its_likelihood(text: str, spec: Spec) -> None:
 def test_a_chain_is_no_piecewise_spec() -> None:
     with pytest.raises(InputError, match="pass chain"):
         Chain(spec=piecewise())
+
+
+@pytest.mark.parametrize(
+    ("structure", "says"),
+    [
+        ("grid", r"'grid' is not a name of one; pass structgp.grid\(...\)"),
+        ("crf", "'crf' is not a name of one; use 'chain', 'piecewise', or a function"),
+        (grid, r"grid is a function that declares one; call it: grid\(...\)"),
+        (Custom(chain), r"chain is a function that declares one; call it: chain\(...\)"),
+    ],
+)
+def test_what_is_not_a_structure_is_told_before_data_is_read(structure: Any, says: str) -> None:
+    with pytest.raises(InputError, match=f"^structure: {says}"):
+        StructuredGPClassifier(structure=structure).fit([[{"w": "a"}]], [np.zeros((2, 2))])
 
 
 def test_a_custom_likelihood() -> None:

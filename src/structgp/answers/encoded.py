@@ -3,7 +3,6 @@ labels and answers get the shape of the examples."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +19,7 @@ from structgp.data.batch import Batch, by_length, pad
 from structgp.data.examples import UNSEEN, as_label_lists, by_layer, check_labels, node_labels
 from structgp.data.graphs import Shape
 from structgp.data.links import Links
-from structgp.errors import InputError, StructgpWarning
+from structgp.errors import InputError, warn_caller
 from structgp.structures import Declared
 
 if TYPE_CHECKING:
@@ -161,9 +160,9 @@ class Encoded:
         most = max(FEWEST_DRAWS, MOST_SCORES // max(1, length * self._scores_per_token) // 2 * 2)
         if n_draws <= most:
             return n_draws
-        message = f"an example of {length:,} tokens: its answers average over {most} draws, not {n_draws}, "
-        message += "for want of memory; shorter parts have them all"
-        warnings.warn(message, StructgpWarning, stacklevel=2)
+        message = f"X[{int(batch.index[0])}]: an example of {length:,} tokens; its answers average over "
+        message += f"{most} draws, not {n_draws}, for want of memory; shorter parts have them all"
+        warn_caller(message)
         return most
 
     def require(self, ability: str, what: str, place: str = "predict_with", use: str = "chain") -> None:

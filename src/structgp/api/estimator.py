@@ -20,7 +20,7 @@ from structgp.answers import model_file
 from structgp.answers.ask import Asked, Model
 from structgp.api.fitted import Fitted, read_as
 from structgp.api.hearing import heard, logger
-from structgp.api.memory import GROWTH, Memory
+from structgp.api.memory import Memory
 from structgp.data.annotations import Annotations
 from structgp.data.examples import Examples, as_label_lists, as_list, read_examples
 from structgp.data.odd_labels import warn_of_odd_labels
@@ -300,7 +300,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
             known["encode_anew"] = True  # words are looked for in all data
             examples = read_examples(whole.X, whole.y, weights=whole.weights, **given, **known)
             plan, examples = adopt(options, resolve(options, examples), examples, before.info)
-            settled = None if examples.n_tokens > GROWTH * whole.weighed else before.info
+            settled = None if whole.is_to_be_weighed(examples.n_tokens) else before.info
             self._run(options, examples, plan, None, callback, settled=settled, memory=whole)
             self.model_ = replace(self.model_, extra=dict(before.extra))
             return self

@@ -53,7 +53,7 @@ def choose(
         raise InputError("--exclude", "no sequence of POOL is left", "give a larger pool")
     X = [sequence.tokens for sequence in pool]
     way = strategy or ("diverse" if estimator is None else "batch")
-    with in_files([(s.name, s.line) for s in pool] if reader.names_examples else []):
+    with in_files([(s.name, s.line) for s in pool], reader.has_token_lines):
         chosen = select(estimator, X, number, way, cost=cost, random_state=seed)
     for i in chosen:
         click.echo(f"{pool[i].name}:{pool[i].line}", err=True)

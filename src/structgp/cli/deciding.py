@@ -41,7 +41,7 @@ def expect(
     """The command expect."""
     estimator, reader = load_with_reader(Fitted, model_path, vectors_path, device, documents, snap, files)
     read = list(sequences(reader, files, encoding))
-    with in_files([(s.name, s.line) for s in read] if reader.names_examples else []):
+    with in_files([(s.name, s.line) for s in read], reader.has_token_lines):
         found = estimator.expected_scores([s.tokens for s in read], level)
     if as_json:
         click.echo(json.dumps(found.as_dict(), indent=2))
@@ -77,7 +77,7 @@ def calibrate(
     if not any(map(flat, y)):
         raise InputError(data.name, "no tokens", "give a file with at least one")
     warn_of_unseen(estimator, y, f"{data.name}:", "no set holds those")
-    with in_files(places_of(data) if reader.names_examples else []):
+    with in_files(places_of(data), reader.has_token_lines):
         estimator.calibrate(data.X, y)
     estimator.device = "cpu"
     estimator.save(output)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from structgp.api.annotate import annotate
@@ -12,7 +13,8 @@ from structgp.data.documents import Document
 from structgp.data.formats.document_reader import DocumentReader, DocumentSequence
 from structgp.data.formats.file_formats import named
 from structgp.data.schemes import scheme_of
-from structgp.errors import InputError
+from structgp.data.sources import FileSequence, Reader
+from structgp.errors import InputError, StructgpWarning
 
 ANSWERED_AS = {"text": "prodigy"}
 """The format of answers about documents whose own cannot hold any."""
@@ -42,6 +44,22 @@ class DocumentTagger:
                 f"{sequence.name}:{sequence.line}", problem, "leave --force out, or correct it"
             )
         return None if labels is None else list(labels)
+
+
+def with_first_checked(
+    found: Iterable[FileSequence], reader: Reader, classes: Sequence[str]
+) -> Iterator[FileSequence]:
+    """The same sequences. A warning where the first of a file of columns, read as documents, has no label
+    of the model in its last column, which is taken for labels: words may stand there, or other tags."""
+    for n, one in enumerate(found):
+        labels = set(one.labels or ()) - {None}
+        columns = isinstance(reader, DocumentReader) and reader.documents == "conll"
+        if n == 0 and columns and labels and not labels & set(classes):
+            word = repr(min(map(str, labels)))
+            message = f"{one.name}:{one.line}: {word} in the last column is not one of the "
+            message += "model's labels; it is taken for one and replaced. Plain text needs --format text"
+            warnings.warn(message, StructgpWarning, stacklevel=2)
+        yield one
 
 
 def check_options(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from structgp.cli.flags import DOCUMENTS
 from structgp.data.atomic import atomic_write
+from structgp.data.formats.file_formats import format_by_name
 from structgp.data.opening import cannot_read
 from structgp.errors import InputError, ModelFileError
 
@@ -38,6 +40,16 @@ def check_not_input(output: str | None, *paths: str | None) -> None:
         assert output
         if os.path.isfile(output) and os.path.isfile(path) and os.path.samefile(output, path):
             raise InputError(output, "would be overwritten, and is to be read", "name another output")
+
+
+def is_model(path: str) -> bool:
+    """Whether a file begins as a model file does: with the length of a JSON object, and that object."""
+    if not os.path.isfile(path):  # a pipe can be read only once
+        return False
+    with suppress(OSError), open(path, "rb") as file:
+        head = file.read(9)
+        return head[8:] == b"{" and int.from_bytes(head[:8], "little") < os.path.getsize(path)
+    return False
 
 
 class _UnwrittenError(Exception):
@@ -81,8 +93,14 @@ def check_train(
         raise InputError("train", problem, f"leave TEMPLATE out: {what} are already features")
     if format == "columns" and len(paths) != 2:
         problem = f"{given}, but TEMPLATE and TRAIN are needed"
-        remedy = "give both, or name a format that needs no TEMPLATE: --format doccano, prodigy, conllu or "
-        remedy += "another of documents, or crfsuite or jsonl"
+        told = format_by_name(paths[-1], "") if len(paths) == 1 else ""
+        told = told if told not in ("text", "prodigy") else ""  # columns may be .txt, any JSON lines .jsonl
+        remedy = f"give both, or add --format {told}, which needs no TEMPLATE"
+        if not told:
+            remedy = (
+                "give both, or name a format that needs no TEMPLATE: --format conll, doccano, prodigy or "
+            )
+            remedy += "another of documents, or crfsuite or jsonl"
         raise InputError("train", problem, remedy)
     check_there(*paths, dev_path)
 
@@ -153,6 +171,9 @@ def check_next(
         if format is not None and format not in DOCUMENTS:
             raise InputError("--format", "is known to the model", "leave it out")
     check_there(*files, *exclude)
+    if model_path is None and is_model(files[0]):
+        remedy = f"use structgp next -m {shlex.join(files)}"
+        raise InputError("next", "the model to read needs the option -m", remedy)
     check_not_input(output, model_path, *files, *exclude)
 
 

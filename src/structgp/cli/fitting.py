@@ -77,7 +77,7 @@ def _train(
             together.wait()  # or another process might still find it
         watched = {"X_dev": dev.X, "y_dev": y_dev, "early_stopping": True} if dev and early_stopping else {}
         try:
-            with shared.in_files(places):
+            with shared.in_files(places, reader.has_token_lines):
                 fit_with_progress(estimator, X, y, checkpoint=checkpoint, together=together, **watched)
         except InputError as error:
             if error.place == str(checkpoint):
@@ -96,7 +96,7 @@ def _train(
         click.echo(str(estimator.annotators_), err=True)
     click.echo(f"wrote {output}", err=True)
     if dev is not None:
-        click.echo(table(score(estimator, dev, y_dev)))
+        click.echo(table(score(estimator, reader, dev, y_dev)))
     return stopped
 
 
@@ -213,8 +213,8 @@ def _training_data(
     if annotators:
         return reader, data.X, said, (len(data.X), shared.n_tokens(data.y)), []
     shared.check_two_labels(data.y, data.name)
-    places = shared.places_of(data) if reader.names_examples else []
-    return reader, data.X, data.y, (len(data.X), shared.n_tokens(data.y)), places
+    n_given = len(data.X), shared.n_tokens(data.y)
+    return reader, data.X, data.y, n_given, shared.places_of(data)
 
 
 def _start_from(estimator: StructuredGPClassifier, reader: sources.Reader, path: str) -> None:

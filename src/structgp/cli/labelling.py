@@ -43,6 +43,8 @@ def label(
     pool = read_pool(files, encoding=encoding, **given)
     db = db or f"{files[0]}.labels.db"
     model_path = model_path or f"{os.path.splitext(db)[0]}.sgp"
+    if not os.path.exists(db):
+        _tag_set(pool, None, types, tags)  # a mistake leaves no file behind
     store = Store(db)
     try:
         tag_set = store.open_pool(pool.digest, _tag_set(pool, store, types, tags), _words(pool))
@@ -59,7 +61,7 @@ def _words(pool: Pool) -> list[tuple[str, list[str]]]:
     return [(pool.place(i), s.words) for i, s in enumerate(pool.sequences)]
 
 
-def _tag_set(pool: Pool, store: Store, types: str | None, tags: str | None) -> TagSet:
+def _tag_set(pool: Pool, store: Store | None, types: str | None, tags: str | None) -> TagSet:
     """The labels that the options name, else those that the database or the pool knows."""
     if types is not None and tags is not None:
         raise InputError("--tags", "cannot be combined with --types", "use one of them")
@@ -67,7 +69,7 @@ def _tag_set(pool: Pool, store: Store, types: str | None, tags: str | None) -> T
     if named is not None:
         option = "--types" if types is not None else "--tags"
         return TagSet.of([n.strip() for n in named.split(",")], types is not None, option)
-    known = store.about("tags")
+    known = None if store is None else store.about("tags")
     return pool.tag_set() if known is None else TagSet.from_json(known)
 
 

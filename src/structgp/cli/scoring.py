@@ -10,7 +10,7 @@ import click
 from structgp.api.fitted import Fitted
 from structgp.cli.group import show_warning
 from structgp.cli.shared import all_labels, in_files, load_with_reader, places_of, warn_of_unseen
-from structgp.data.sources import Labelled
+from structgp.data.sources import Labelled, Reader
 from structgp.errors import InputError
 from structgp.evaluation.crf import LinearCRF
 from structgp.evaluation.metrics import Report, evaluate
@@ -37,7 +37,7 @@ def evaluate_files(
     y_test = all_labels(test, reader.missing)
     if against and reader.format == "jsonl":
         raise InputError("--against", "a linear CRF reads no JSON lines", "leave it out")
-    reports = score(estimator, test, y_test)
+    reports = score(estimator, reader, test, y_test)
     if against and train_path:
         data = reader.read(train_path, encoding=encoding)
         y = all_labels(data, reader.missing)
@@ -48,10 +48,10 @@ def evaluate_files(
         click.echo(table(reports))
 
 
-def score(estimator: Fitted, data: Labelled, y: list[Any]) -> dict[str, Report]:
+def score(estimator: Fitted, reader: Reader, data: Labelled, y: list[Any]) -> dict[str, Report]:
     """Scores on a labelled file, with layers those of each layer too."""
     name = data.name
-    with in_files(places_of(data)):
+    with in_files(places_of(data), reader.has_token_lines):
         reports = {"structgp": estimator.evaluate(data.X, y)}
     warn_of_unseen(estimator, y, f"{name}:", "they count as errors and are not part of the NLL")
     if reports["structgp"].sequence_nll == float("inf"):

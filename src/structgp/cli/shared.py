@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO, TypeVar
@@ -18,7 +19,7 @@ from structgp.data.atomic import atomic_write
 from structgp.data.formats.document_reader import DocumentReader
 from structgp.data.formats.file_formats import format_by_name
 from structgp.data.sources import Coverage, FileSequence, Labelled, Reader, from_json
-from structgp.errors import InputError
+from structgp.errors import InputError, StructgpWarning
 
 M = TypeVar("M", bound=Fitted)
 _EXAMPLE = re.compile(r"(?P<what>X|y|known|sequence)[\[ ](?P<number>\d+)\]?(?P<rest>.*)")
@@ -75,22 +76,40 @@ def sequences(
 
 
 @contextmanager
-def in_files(places: Sequence[tuple[str, int]]) -> Iterator[None]:
-    """Errors about an example in memory name its place in a file instead: ``X[3][5]`` is node 5 of the
-    fourth place (name, line)."""
-    try:
-        yield
-    except InputError as error:
-        found = _EXAMPLE.fullmatch(error.place)
-        if found is None or int(found["number"]) >= len(places):
-            raise
-        name, line = places[int(found["number"])]
-        rest = found["rest"]
-        if found["what"] == "X":
-            rest = re.sub(r"^\[(\d+)\]", r", node \1", rest)
-        elif found["what"] in ("y", "known"):
-            rest = f".labels{rest}"
-        raise InputError(f"{name}:{line}{rest}", error.problem, error.remedy) from error
+def in_files(places: Sequence[tuple[str, int]], has_token_lines: bool = False) -> Iterator[None]:
+    """Errors and warnings about an example in memory name its place in a file instead: ``X[3][5]`` is node
+    5 of the fourth place (name, line), and five lines below it where every token has a line."""
+
+    def shown(message: Warning | str, *more: Any, **named: Any) -> None:
+        place, mark, rest = str(message).partition(": ")
+        found = _place_in_file(place, places, has_token_lines) if mark else None
+        before(message if found is None else StructgpWarning(f"{found}: {rest}"), *more, **named)
+
+    with warnings.catch_warnings():
+        before, warnings.showwarning = warnings.showwarning, shown
+        try:
+            yield
+        except InputError as error:
+            place = _place_in_file(error.place, places, has_token_lines)
+            if place is None:
+                raise
+            raise InputError(place, error.problem, error.remedy) from error
+
+
+def _place_in_file(place: str, places: Sequence[tuple[str, int]], has_token_lines: bool) -> str | None:
+    """The place in a file of an example in memory, or of a part of it; None where it is not one."""
+    found = _EXAMPLE.fullmatch(place)
+    if found is None or int(found["number"]) >= len(places):
+        return None
+    name, line = places[int(found["number"])]
+    token = re.fullmatch(r"\[(\d+)\](.*)", found["rest"])
+    if has_token_lines and token is not None:
+        return f"{name}:{line + int(token[1])}{token[2]}"
+    if not has_token_lines and found["what"] in ("y", "known"):
+        return f"{name}:{line}.labels{found['rest']}"
+    if found["what"] == "X" and token is not None:
+        return f"{name}:{line}, node {token[1]}{token[2]}"
+    return f"{name}:{line}{found['rest']}"
 
 
 def places_of(data: Labelled) -> list[tuple[str, int]]:

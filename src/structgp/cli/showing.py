@@ -39,7 +39,7 @@ def write_report(
     labels = every if whole else None
     text = Text(os.path.basename(data_path), [s.words for s in found], [s.line for s in found], labels)
     model, templates = os.path.basename(model_path), reader.template_lines
-    with shared.in_files([(s.name, s.line) for s in found] if reader.names_examples else []):
+    with shared.in_files([(s.name, s.line) for s in found], reader.has_token_lines):
         X = [s.tokens for s in found]
         findings = examine(estimator, X, text, model_name=model, templates=templates)
     # Some encodings hold halves of characters, which UTF-8 does not.

@@ -14,9 +14,15 @@ from typing import Any
 from structgp.answers.ask import Asked
 from structgp.api.fitted import Fitted
 from structgp.cli.arriving import arriving
-from structgp.cli.document_tagging import DocumentTagger, check_options, field_of, write_documents
+from structgp.cli.document_tagging import (
+    DocumentTagger,
+    check_options,
+    field_of,
+    with_first_checked,
+    write_documents,
+)
 from structgp.cli.json_tagging import JsonTagger
-from structgp.cli.shared import load_with_reader, output_stream, sequences
+from structgp.cli.shared import in_files, load_with_reader, output_stream, sequences
 from structgp.data.formats.document_reader import DocumentReader
 from structgp.data.sources import FileSequence, Reader
 from structgp.data.sources.columns import format_sequence
@@ -69,6 +75,7 @@ def tag(
             raise InputError("torchrun", "several processes cannot share a pipe", "name a file")
         estimator.device = local_device(device_of(device))  # each process its own
         found = sequences(reader, given, encoding, quiet=not together.is_first)
+        found = with_first_checked(found, reader, estimator.classes_.tolist())
         # A pipe may be someone typing: nobody waits for more than there is.
         parts = _chunks(found, _CHUNK) if files else arriving(found, _CHUNK)
 
@@ -133,7 +140,7 @@ class Tagger:
 
     def answer(self, chunk: Sequence[FileSequence]) -> list[str]:
         known = [self._labels_in(s, self.missing) for s in chunk] if self.force else None
-        try:
+        with in_files([(s.name, s.line) for s in chunk], has_token_lines=True):
             asked = self.estimator.ask([sequence.tokens for sequence in chunk])
             found = self._tagged(asked, known) if self.n_best is None else self._ranked(asked, known)
             return [
@@ -141,12 +148,6 @@ class Tagger:
                 for s, blocks in zip(chunk, found, strict=True)
                 for head, cells in blocks
             ]
-        except InputError as error:  # about a sequence of the chunk: name its place in the file
-            number = error.place.removeprefix("sequence ")
-            if number == error.place or not number.isdigit():
-                raise
-            at = chunk[int(number)]
-            raise InputError(f"{at.name}:{at.line}", error.problem, "check its labels") from error
 
     def _labels_in(self, sequence: FileSequence, missing: str) -> list[str | None]:
         """The labels in the file, which are kept; None where one is missing."""

@@ -85,8 +85,13 @@ def check_labels(
         place = f"{name}[{n}]"
         is_row = hasattr(labels, "__len__") and len(getattr(labels, "shape", (0,))) == 1
         if isinstance(labels, str | Mapping | set | frozenset) or not is_row:
-            kind = type(labels).__name__
-            raise InputError(place, f"expected a list of labels, got a {kind}", "pass a list")
+            kind, remedy = type(labels).__name__, "pass a list"
+            if len(shape := getattr(labels, "shape", ())) > 1:
+                kind, remedy = (
+                    f"{kind} of shape {tuple(shape)}",
+                    "pass a list; for an image, structure=grid()",
+                )
+            raise InputError(place, f"expected a list of labels, got a {kind}", remedy)
         n_tokens = length(x, f"X[{n}]")
         if len(labels) != n_tokens:
             problem = f"{len(labels)} labels for {n_tokens} tokens"

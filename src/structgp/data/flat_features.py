@@ -34,6 +34,9 @@ def flatten(
             if value != 0:
                 found[name] = float(value)
         elif isinstance(value, list | tuple | set | frozenset):
+            if any(isinstance(v, float | np.floating) for v in value):  # a name for each would be nonsense
+                problem = f"feature {name!r} is a {type(value).__name__} of numbers"
+                raise InputError(place, problem, "make it a vector with np.array, or use strings")
             found.update({f"{name}:{v}": 1.0 for v in value})
         elif value is not None:
             problem = f"feature {name!r} is a {type(value).__name__}"

@@ -20,6 +20,9 @@ SHORTEST = 3
 ENOUGH_TOKENS = 200
 """From so many labelled tokens on, a label whose name occurs once is worth a word."""
 
+MOSTLY_ONCE = 0.5
+"""Share of the tokens from which on labels that occur once are not slips but all there is to learn from."""
+
 MOST_NAMED = 5
 """Labels that a warning names."""
 
@@ -27,8 +30,9 @@ MOST_NAMED = 5
 def warn_of_odd_labels(
     examples: Any, before: Mapping[str, float] | None = None, stacklevel: int = 3
 ) -> None:
-    """One warning for all of them. examples : with classes, how often each occurs, and ``given`` where they
-    are those of several annotators. before : how often labels occurred in earlier data."""
+    """One warning for all of them, or one that next to nothing can be learned. examples : with classes, how
+    often each occurs, and ``given`` where they are those of several annotators. before : how often labels
+    occurred in earlier data."""
     numbers, given = examples.label_counts, getattr(examples, "given", None)
     if given is not None:
         numbers = np.bincount(given.label, minlength=len(numbers))
@@ -39,7 +43,15 @@ def warn_of_odd_labels(
     told = [f"{slip!r} ({_times(counts[slip])}) is close to {meant!r}" for slip, meant in slips.items()]
     told = _some(told)
     once = [repr(label) for label in single(counts) if label not in slips]
-    if once and sum(counts.values()) >= ENOUGH_TOKENS:
+    n_tokens = sum(counts.values())
+    if n_tokens >= ENOUGH_TOKENS and len(once) >= MOSTLY_ONCE * n_tokens:
+        share = len(once) / n_tokens
+        message = f"labels: {len(once):,} of {len(counts):,} occur once, on {share:.0%} of the "
+        message += "tokens: one token teaches next to nothing of its label, and predictions of these will "
+        message += "hardly be better than chance; use fewer, broader labels, or label more"
+        warnings.warn(message, StructgpWarning, stacklevel=stacklevel)
+        return
+    if once and n_tokens >= ENOUGH_TOKENS:
         told.append(f"{', '.join(_some(once))} {'occurs' if len(once) == 1 else 'occur'} once")
     if told:
         message = f"labels: {'; '.join(told)}; check them for slips"

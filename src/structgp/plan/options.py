@@ -20,7 +20,7 @@ from structgp.inference import Adam, Minibatch, Natural, Optimizer, SecondOrder
 from structgp.inference.estimators import Estimator, Pathwise, PathwiseSurrogate, Surrogate
 from structgp.paper import PRESETS, LbfgsBlocks, Preset, Saga, Score
 from structgp.structures import Spec, Structure
-from structgp.structures.choose import Custom
+from structgp.structures.choose import Custom, check_structure
 
 ESTIMATORS: dict[str, Estimator] = {
     e.name: e
@@ -185,6 +185,7 @@ class Options(Parameters):
 
     def __post_init__(self) -> None:
         _check_fields(self)
+        check_structure(self.structure)
         custom = [self.structure] if isinstance(self.structure, Custom) else []
         for option in (self.prior, self.posterior, self.inference, *custom):
             if not isinstance(option, str):

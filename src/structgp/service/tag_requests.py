@@ -36,7 +36,7 @@ class Tagging:
     rest: Any
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] != "/tag":
+        if scope["path"] not in ("/tag", "/tag/"):
             await self.rest(scope, receive, send)
             return
         status, found, headers = 405, {"error": "use POST"}, [(b"allow", b"POST")]

@@ -9,6 +9,7 @@ from typing import Any
 
 from structgp.errors import InputError
 from structgp.structures.base import Structure
+from structgp.structures.declare import edges, grid, layers, same, segments, tree
 from structgp.structures.declared import Declared
 from structgp.structures.linear_chain.chain import Chain
 from structgp.structures.masks import Rules
@@ -21,6 +22,8 @@ from structgp.structures.segments.span_scheme import SpanScheme
 from structgp.structures.spec import Spec, chain, piecewise
 
 NAMED: dict[str, Spec] = {"chain": chain(), "piecewise": piecewise()}
+DECLARING = {each.__name__: each for each in (chain, edges, grid, layers, piecewise, same, segments, tree)}
+"""Functions that declare a structure."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,20 @@ def structure_for(
     if spec.has_segments:
         return Segments(SpanScheme.of(list(classes)), rules, spec)
     return Chain(rules, spec) if spec.is_chain else Declared(spec, rules, fitting)
+
+
+def check_structure(given: Any) -> None:
+    """InputError for a name that is not known, and for a function that declares a structure and was not
+    called: it would be taken for a likelihood."""
+    given = given.log_prob if isinstance(given, Custom) else given
+    name = given if isinstance(given, str) else getattr(given, "__name__", "")
+    if isinstance(given, str) and given not in NAMED:
+        remedy = f"use {', '.join(map(repr, NAMED))}, or a function that declares one, such as grid()"
+        if name in DECLARING:
+            remedy = f"pass structgp.{name}(...)"
+        raise InputError("structure", f"{name!r} is not a name of one", remedy)
+    if any(given is each for each in DECLARING.values()):
+        raise InputError("structure", f"{name} is a function that declares one", f"call it: {name}(...)")
 
 
 def as_structure(given: Any, n_jobs: int | None = None) -> Structure:

@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from structgp.data.documents.tokenizer import tokenize
 from structgp.data.span_labels import TokenSpan
 from structgp.errors import InputError
 
@@ -22,7 +23,8 @@ def token_spans(
     """Spans (start, stop, label) in characters as spans of tokens, in their order.
 
     White space around a span is left out. A span that begins or ends inside a token is an InputError that
-    names ``place`` and the offsets; with ``snap`` it grows to hold the whole token."""
+    names ``place`` and the offsets; with ``snap`` it grows to hold the whole token. One that begins or ends
+    with characters of no token, which happens where a file has tokens of its own, is an InputError too."""
     starts, stops = [start for start, _ in tokens], [stop for _, stop in tokens]
     found = []
     for start, stop, label in (tuple(span)[:3] for span in spans):
@@ -47,8 +49,20 @@ def token_spans(
                 raise InputError(
                     place, problem, "correct the span, give tokens, or let it grow with snap=True"
                 )
+        _check_covered(text, (start, stop, label), starts[first], stops[past - 1], place)
         found.append((first, past, str(label)))
     return found
+
+
+def _check_covered(text: str, span: tuple[int, int, Any], first: int, past: int, place: str) -> None:
+    """InputError where a span holds visible characters before its first token or after its last: the span
+    of its tokens would be shorter. first, past : characters where its tokens begin and end."""
+    start, stop, label = span
+    for part in (text[start:first], text[past:stop]):
+        if tokenize(part):
+            problem = f"the span {label!r} from {start} to {stop} ({text[start:stop][:_SHOWN]!r}) holds "
+            problem += f"{part.strip()[:_SHOWN]!r}, which is in no token"
+            raise InputError(place, problem, "correct the span or the tokens, or leave the tokens out")
 
 
 def _whole(value: Any) -> bool:

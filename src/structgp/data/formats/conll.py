@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator
 
 from structgp.data.documents import Document
 from structgp.data.formats.format_parts import DIGITS, Placed, Reading
-from structgp.data.sources.columns import check_row, format_sequence, iter_columns
+from structgp.data.sources.columns import ColumnSequence, check_row, format_sequence, iter_columns
 from structgp.data.sources.lines import Source
 from structgp.errors import InputError, StructgpWarning
 
 
 def read_conll(source: Source, name: str, how: Reading) -> Iterator[Placed]:
     """One column: words alone, nothing is labelled."""
-    for found in iter_columns(source, encoding=how.encoding, name=name):
+    for found in _sequences(source, name, how):
         rows = found.rows
         labels = None
         if len(rows[0]) > 1:
@@ -27,6 +27,16 @@ def read_conll(source: Source, name: str, how: Reading) -> Iterator[Placed]:
         meta = {"columns": between} if any(between) else {}
         document = Document.from_words([row[0] for row in rows], labels, meta=meta)
         yield Placed(document, found.line)
+
+
+def _sequences(source: Source, name: str, how: Reading) -> Iterator[ColumnSequence]:
+    try:
+        yield from iter_columns(source, encoding=how.encoding, name=name)
+    except InputError as error:
+        if "columns where" not in error.problem:
+            raise
+        remedy = f"{error.remedy}; if it is plain text, say that its format is 'text'"
+        raise InputError(error.place, error.problem, remedy) from error
 
 
 def write_conll(documents: Iterable[Document], how: Reading) -> Iterator[str]:

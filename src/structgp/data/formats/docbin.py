@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from structgp.data.atomic import atomic_write
-from structgp.data.documents import Document, spans_to_labels, tokenize
+from structgp.data.documents import Document, TextSpan, spans_to_labels, tokenize
 from structgp.data.formats import format_parts as parts
 from structgp.data.formats.format_parts import Placed, Reading
 from structgp.data.opening import cannot_read
@@ -101,6 +101,7 @@ def to_doc(document: Document, vocab: Any) -> Any:
     spans = parts.shown_spans(document)
     if not all(span.label for span in spans):
         raise InputError(document.name, "a span without a type", "name it: spaCy has none without")
+    _check_ends(document, spans)
     entities = [doc.char_span(span.start, span.stop, label=span.label) for span in spans]
     unknown = [doc.char_span(start, stop) for start, stop in parts.unknown_tokens(document)]
     doc.set_ents(entities, missing=unknown, default="outside")
@@ -110,6 +111,17 @@ def to_doc(document: Document, vocab: Any) -> Any:
         if span.probability is not None:
             entity._.probability = span.probability
     return doc
+
+
+def _check_ends(document: Document, spans: Sequence[TextSpan]) -> None:
+    """InputError where a span begins or ends with a token that shows nothing: ``from_doc`` leaves it out,
+    and the span would be shorter, or gone, when it is read again."""
+    starts, stops = {span.start for span in spans}, {span.stop for span in spans}
+    for start, stop in document.tokens:
+        if (start in starts or stop in stops) and not tokenize(document.text[start:stop]):
+            shown = repr(document.text[start:stop])
+            problem = f"a span begins or ends with {shown}, which shows nothing"
+            raise InputError(document.name, problem, "label it O, or remove it")
 
 
 def _words_and_spaces(document: Document) -> tuple[list[str], list[bool]]:

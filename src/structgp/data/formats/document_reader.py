@@ -44,7 +44,7 @@ class DocumentReader(Reader):
     vectors: ColumnVectors | None = None
 
     format: ClassVar[str] = "documents"
-    names_examples: ClassVar[bool] = True
+    has_token_lines: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         template = self.template

@@ -34,11 +34,11 @@ class Reader(ABC):
     the features that transitions depend on and nodes do not. has_transitions : whether the training file
     asks for scores of transitions. has_dense : whether tokens hold dense vectors. vectors : the word
     vectors among them, or None; ``vectors.coverage`` is that of the training file.
-    template_lines : dict, name of a feature -> the template's line that makes it. names_examples : whether
-    an error about an example names its line."""
+    template_lines : dict, name of a feature -> the template's line that makes it. has_token_lines :
+    whether every token has a line of its own."""
 
     format: ClassVar[str]
-    names_examples: ClassVar[bool] = False
+    has_token_lines: ClassVar[bool] = True
     missing: str | None
     transition_columns: tuple[str, ...] = ()
     has_transitions: bool = True
@@ -215,7 +215,7 @@ class JsonReader(Reader):
     form: str | None = None
 
     format: ClassVar[str] = "jsonl"
-    names_examples: ClassVar[bool] = True
+    has_token_lines: ClassVar[bool] = False
     missing: ClassVar[str | None] = None  # type: ignore[misc]
 
     def sequences(
