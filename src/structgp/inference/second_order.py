@@ -32,8 +32,8 @@ from structgp.inference.problem import LearnScales, Problem, Slopes, StepInfo
 FIRST_STEPS = 10
 """L-BFGS steps of the first fit, at the mean alone, and of rounds in which scales move. With 15, left-out
 thirds of the TRAINING data of four tasks, encoded and raw, ten splits each, have the same loss to within
-chance, or for raw chunking a slightly higher one; with 6 or 8, early rounds end so far from their optimum
-that some fits need many more rounds."""
+chance, or for raw chunking a slightly higher one. With 8 or fewer, seen on single fits, early rounds may
+end so far from their optimum that many more follow."""
 
 FEW_STEPS = 20
 """Up to here the plain search is taken (``lbfgs.climb_down``)."""

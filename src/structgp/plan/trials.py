@@ -96,7 +96,7 @@ class Predictions:
 
     def is_clearly_worse(self, other: Predictions) -> bool:
         """Whether this loss is larger by more than chance has it in one of ``ONE_IN`` cases, by Student's t
-        over sequences: about one standard error of the difference, more where few sequences have tokens;
+        over sequences: about 1.3 standard errors of the difference, more where few sequences have tokens;
         never from a single one."""
         N = int(np.count_nonzero(self.tokens))
         if N < 2:
