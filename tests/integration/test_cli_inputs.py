@@ -428,7 +428,7 @@ def test_mistakes_in_attributes(files, crfsuite, write, tmp_path):
 @pytest.mark.usefixtures("unfit")
 def test_arguments_that_do_not_go_together(files, tmp_path):
     to = ("-o", tmp_path / "m")
-    refused("train", files.train, *to, says=["1 file, but TEMPLATE and TRAIN", "--format doccano"])
+    refused("train", files.train, *to, says=["1 file, but TEMPLATE and TRAIN", "--format conll, doccano"])
     refused("train", files.template, files.train, files.test, *to, says=["3 files, but TEMPLATE"])
     crfsuite = ("train", "--format", "crfsuite")
     refused(*crfsuite, files.template, files.attributes, *to, says=["2 files", "leave TEMPLATE out"])
