@@ -75,7 +75,7 @@ def test_the_plan_and_the_log_tell_of_it() -> None:
     assert "tables" not in other["plan"]
     assert log["plan"]["data_weight"] == other["plan"]["data_weight"]
     assert log["held_out"]["token_nll"] < other["held_out"]["token_nll"]
-    assert log["held_out"]["token_nll"] == pytest.approx(loss(linked, X, y), rel=0.35)
+    assert log["held_out"]["token_nll"] == pytest.approx(loss(linked, X, y), rel=0.5)
     assert log["held_out"]["n_tokens"] == sum(map(len, train[1]))
 
 

@@ -51,10 +51,10 @@ def with_first_checked(
 ) -> Iterator[FileSequence]:
     """The same sequences. A warning where the first of a file of columns, read as documents, has no label
     of the model in its last column, which is taken for labels: words may stand there, or other tags."""
+    is_columns = isinstance(reader, DocumentReader) and reader.documents == "conll"
     for n, one in enumerate(found):
-        labels = set(one.labels or ()) - {None}
-        columns = isinstance(reader, DocumentReader) and reader.documents == "conll"
-        if n == 0 and columns and labels and not labels & set(classes):
+        labels = set(one.labels or ()) - {None} if n == 0 and is_columns else set()
+        if labels and not labels & set(classes):
             word = repr(min(map(str, labels)))
             message = f"{one.name}:{one.line}: {word} in the last column is not one of the "
             message += "model's labels; it is taken for one and replaced. Plain text needs --format text"
