@@ -63,10 +63,9 @@ def test_threads_change_nothing(monkeypatch):
 
 
 def test_where_it_is_used(monkeypatch):
-    *_, site, precision, _ = case(2)
+    *_, site, _, _ = case(2)
     monkeypatch.setattr(other_sites, "WORTH_COMPILING", site.linear.numel())
     assert CompiledOthers.suits(site)
     assert not CompiledOthers.suits(Site(site.precision, site.linear.double(), site.scale, site.dual))
     monkeypatch.setattr(other_sites, "WORTH_COMPILING", site.linear.numel() + 1)
     assert not CompiledOthers.suits(site)
-    assert precision.shape == site.precision.shape

@@ -87,6 +87,16 @@ def test_the_rest_is_the_chain(linked: Any, alone: Any) -> None:
         assert all(torch.equal(one[k], other[k]) for k in other)
 
 
+@pytest.mark.parametrize("n_linked", [0, 1])
+def test_parts_without_links(n_linked: int) -> None:
+    """Where no sequence repeats a word, or one alone does."""
+    words = [[f"{i}" if i < n_linked else f"{i}{j}" for j in range(4)] for i in range(6)]
+    X = [[{"word": w, "kind": "rare", "hint": "ab"[j % 2]} for j, w in enumerate(each)] for each in words]
+    found = model().fit(X, [["A", "B", "A", "B"]] * 6)
+    assert found.training_log_["plan"]["tables"]["value"] == "from left-out sequences"
+    assert found.predict(X[:1]) == [["A", "B", "A", "B"]]
+
+
 def test_links_that_tell_nothing_cost_nothing() -> None:
     train, (X, y) = documents(45, 2, 0.0), documents(60, 3, 0.0)
     without = loss(model(chain(), data_weight=1).fit(*train), X, y)

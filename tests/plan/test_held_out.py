@@ -35,11 +35,13 @@ from structgp.plan.options import Options
 from structgp.plan.resolve import resolve
 from structgp.plan.start import flat_tokens, start_of
 from structgp.plan.trials import (
+    BySpread,
     Candidate,
     Predictions,
     interpolated,
     lowest,
     lowest_weight,
+    narrowest_timid,
     penalised,
     search,
 )
@@ -103,6 +105,11 @@ def judged(*nll: float) -> Predictions:
 def bold(found: Predictions) -> Predictions:
     """The same, surer than they are right."""
     return replace(found, right=0.5 * found.tokens)
+
+
+def timid(found: Predictions, doubt: float = 0.5) -> Predictions:
+    """The same, all right and yet with so many errors expected."""
+    return replace(found, confidence=found.tokens - doubt / len(found.tokens))
 
 
 # -- what the weight means ---------------------------------------------------------------------------
@@ -275,18 +282,38 @@ def test_far_weights_have_to_be_clearly_better() -> None:
 def test_narrower_draws_have_to_be_better_by_a_standard_error() -> None:
     """For each factor 4 in their variance, beyond the narrowest ones that are no surer than right."""
     clearly, hardly = judged(0.0, 2, 2, 2), judged(0.0, 3, 2, 2)
-    for timid in (False, True):
-        for narrow, spread in ((clearly, 0.5), (hardly, 0.5 if timid else 1.0)):
-            tried = {2.0: {1.0: bold(judged(2.0, 2, 2, 2)), 0.5: narrow if timid else bold(narrow)}}
+    for is_timid in (False, True):
+        for narrow, spread in ((clearly, 0.5), (hardly, 0.5 if is_timid else 1.0)):
+            tried = {2.0: {1.0: bold(judged(2.0, 2, 2, 2)), 0.5: (timid if is_timid else bold)(narrow)}}
             assert lowest(tried) == (2.0, spread)
     wide, narrow = bold(judged(2.0, 2, 2, 2)), bold(clearly)
     error = 3**0.5 / 4  # of differences -2, 0, 0, 0
     losses = penalised({2.0: {1.0: wide, 0.5: narrow, 0.25: narrow}})
     assert losses[0.5][2.0] == pytest.approx(1.5 + error)
     assert losses[0.25][2.0] == pytest.approx(1.5 + 2 * error)
-    losses = penalised({2.0: {1.0: wide, 0.5: judged(2.0, 2, 2, 2), 0.25: narrow}})
+    losses = penalised({2.0: {1.0: wide, 0.5: timid(judged(2.0, 2, 2, 2)), 0.25: narrow}})
     assert losses[1.0][2.0] == losses[0.5][2.0] == 2
     assert losses[0.25][2.0] == pytest.approx(1.5 + error)
+
+
+def test_tokens_that_are_all_right_do_not_vouch_for_certainty() -> None:
+    """Unless they leave half an error to be expected."""
+    at = judged(2.0, 2, 2, 2)
+    assert narrowest_timid({1.0: timid(at), 0.5: timid(at, 0.6), 0.25: timid(at, 0.4), 0.1: at}) == 0.5
+    assert narrowest_timid({1.0: at, 0.5: at}) == 1.0
+
+
+def test_larger_weights_are_not_tried_without_errors_to_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "LARGEST_WEIGHT", 2048.0)
+    asked = []
+
+    def predict(candidate: Candidate, fold: int) -> BySpread:
+        asked.append(candidate.data_weight)
+        loss = 1 / candidate.data_weight
+        return {1.0: timid(judged(loss, loss, loss), 17 * loss)}  # half an error at 32, fewer beyond
+
+    search(predict)
+    assert max(asked) == 128
 
 
 @choosing

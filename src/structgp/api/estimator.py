@@ -268,8 +268,9 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         """Learns from more data. New features and new labels are taken in; new labels come last in
         ``classes_``. The first call is a fit; ``classes`` may then name labels that are still to come.
 
-        remember : whether all data are kept in the estimator, up to 20,000 tokens, and fitted together: the
-        result is that of one fit. Otherwise, with more data, and in a model from a file, which keeps none,
+        remember : whether all data are kept in the estimator, up to 20,000 tokens, and fitted together: up
+        to 3,000, the result is that of one fit; beyond, the data weight is chosen anew only now and then.
+        Otherwise, with more data, and in a model from a file, which keeps none,
         what has been learned so far is the prior of the new data, and earlier data are known through their
         posterior alone. That is for posteriors of weights (``training_log_['posterior']``); a warning says
         where it makes predictions worse, as far as the new data tell. About a new label that the first call

@@ -14,6 +14,7 @@ and .0379 with links learned like this, and .0362, .0391 and .0385 with links of
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,7 +43,7 @@ from structgp.plan.start import Start, start_of
 from structgp.plan.trials import Candidate, Predictions, joined
 from structgp.structures import Declared, Rules, Spec, structure_for
 
-logger = logging.getLogger("structgp.cross_fit")
+logger = logging.getLogger("structgp.held_out.links")
 
 N_PARTS = 3
 """Parts that are left out, one at a time, as many as cross-validation has."""
@@ -99,6 +100,7 @@ def choose(
     chain = chain_within(plan, examples, together)
     if chain is None:
         return *held_out.choose(options, plan, examples, together), None
+    began = time.monotonic()
     chain, found = held_out.choose(options, chain, replace(examples, split=None, links=None), together)
     cross_fit = CrossFit(options, plan, chain, examples)
     tables = cross_fit.tables(range(len(cross_fit.parts)))
@@ -108,6 +110,7 @@ def choose(
     plan, cross_fit.learned = replace(plan, **settled, tables=told), tables
     if found is not None:
         plan, found = cross_fit.expected(plan, found)
+        found["seconds"] = time.monotonic() - began
     return plan, found, cross_fit
 
 
@@ -158,13 +161,13 @@ class CrossFit:
         candidate = Candidate(self.chain.data_weight.value or 1.0, self.chain.shape, self.chain.tails)
         model = self._with(fold.fitted(candidate), self._new_tables())
         linked = [i for i, links in enumerate(left_out.links or ()) if any(map(len, links.tuples[1:]))]
-        return Part(fold, model, self._given(model, left_out.part(linked)))
+        return Part(fold, model, self._given(model, left_out.part(linked)) if linked else [])
 
     def _new_tables(self) -> dict[str, Any]:
         """The further tables at their prior."""
-        split, V = self.plan.split, enumerate(self.plan.spec.templates)
+        split, numbered = self.plan.split, enumerate(self.plan.spec.templates)
         sd = self.plan.transition_sd
-        return {t.name: Table(split.sizes(k), sd, t.symmetric) for k, t in V if t.rule in LINKS}
+        return {t.name: Table(split.sizes(k), sd, t.symmetric) for k, t in numbered if t.rule in LINKS}
 
     def _with(self, model: Model, tables: Mapping[str, Any]) -> Model:
         """A chain's model with further tables."""
@@ -175,8 +178,6 @@ class CrossFit:
 
     def _given(self, model: Model, examples: Examples) -> list[GivenScores]:
         """Draws of the scores of a chain, of examples that have further tuples."""
-        if not examples.rows:
-            return []
         data = examples.rows, examples.y, examples.encoder.pad_row, BATCH_TOKENS["weights"]
         found, draws = [], model.draws(self.n_draws)
         for batch in make_batches(*data, examples.weights):
@@ -187,7 +188,8 @@ class CrossFit:
         return found
 
     def tables(self, which: Sequence[int]) -> dict[str, Any]:
-        """The further tables as some of the parts tell them."""
+        """The further tables as some of the parts tell them. Every sequence counts once: the weight of the
+        data is for scores that were learned on these sequences."""
         tables, data = self._new_tables(), [given for k in which for given in self.parts[k].data]
         optimizer = self.chain.optimizer.value
         assert isinstance(optimizer, SecondOrder)

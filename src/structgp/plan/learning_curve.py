@@ -1,9 +1,9 @@
 """How losses on new data fall as a model is fitted to more: what fits to a part of the data tell of the fit
 to all of it.
 
-Cross-validation judges fits to two thirds of the data, which lose more than the fit to all of it will. Fits
-to half as much tell by how much: through both losses goes a power law, L(n) = c n^-slope, and where it goes
-on to all tokens is what the fit to them is expected to lose."""
+Cross-validation judges fits to two thirds of the data or somewhat more, which lose more than the fit to all
+of it will. Fits to half as much tell by how much: through both losses goes a power law, L(n) = c n^-slope,
+and where it goes on to all tokens is what the fit to them is expected to lose."""
 
 from __future__ import annotations
 

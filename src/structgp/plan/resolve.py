@@ -325,14 +325,17 @@ def _settings(
 
 
 def as_before(plan: Plan, options: Options, info: Mapping[str, Any]) -> Plan:
-    """The plan with the data weight, the spread and the threshold of an earlier fit, unless others are
-    asked for. info : the log of that fit; those of versions that lack the first two had them at 1."""
+    """The plan with the data weight, the spread, the tails and the threshold of an earlier fit, unless
+    others are asked for. info : the log of that fit; those of versions that lack the first two had them at
+    1."""
     found: dict[str, Any] = {}
     for name in ("data_weight", "spread"):
         asked, before = getattr(options.prior, name), info.get("plan", {}).get(name, {}).get("value", 1.0)
         found[name] = (
             Choice(before, choices.AS_BEFORE) if isinstance(asked, str) else Choice(float(asked), ASKED)
         )
+    if plan.tails is None and isinstance(options.prior.data_weight, str):
+        found["tails"] = info.get("plan", {}).get("tails", {}).get("value")
     if plan.threshold is not None and info.get("threshold") is not None:
         found["threshold"] = Choice(info["threshold"], choices.AS_BEFORE)
     return replace(plan, **found)

@@ -37,7 +37,8 @@ from structgp.plan.programs import bracket_of
 from structgp.plan.resolve import Plan, all_at_once
 from structgp.plan.start import Start
 from structgp.plan.usefulness import warn_of_useless
-from structgp.structures import Differences
+from structgp.structures import Chain, Differences
+from structgp.structures.threads import one_torch_thread
 
 BATCH_TOKENS = {"weights": 4_000, "inducing": 1_000}
 """Tokens per batch, about, by family of the posterior."""
@@ -153,7 +154,9 @@ class Fit:
             assert isinstance(self.examples, Examples)
             chains = replace(self.examples, split=None, links=None)
             fit, plan = replace(self, start=self.start.within, examples=chains), self.start.within.plan
-        with self._sites(plan) if self._keeps_sites_on_disk(plan) else nullcontext(plan) as plan:
+        small = plan.has_weights and not plan.has_dense and type(plan.structure.value) is Chain
+        sites = self._sites(plan) if self._keeps_sites_on_disk(plan) else nullcontext(plan)
+        with one_torch_thread() if small else nullcontext(), sites as plan:
             return train(
                 fit.start.posterior,
                 plan.structure.value,

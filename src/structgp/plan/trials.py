@@ -39,6 +39,11 @@ ONE_IN = 10.0
 cases. On left-out thirds of the TRAINING data of four tasks, encoded and raw, ten splits each, loss and
 error were as with 40 to within chance."""
 
+HALF_AN_ERROR = 0.5
+"""Where left-out tokens are all right, and no more than so many errors are expected of them, they cannot
+tell whether surer predictions would be too sure: larger weights are not tried then, and narrower draws have
+to be clearly better. Not chosen on data."""
+
 LEAST_GAP, STANDARD_ERRORS = 0.02, 2.0
 """Confidence is called too low or too high if it differs from accuracy by more than both."""
 
@@ -83,6 +88,11 @@ class Predictions:
     def loss(self) -> float:
         """Negative log-probability per token."""
         return self.mean("nll")
+
+    @property
+    def doubt(self) -> float:
+        """Errors that are expected."""
+        return float((self.tokens - self.confidence).sum())
 
     def mean(self, name: str) -> float:
         """Of one of the sums, per token."""
@@ -258,9 +268,14 @@ def search(
     if low in here and here[low].loss <= here[high].loss:
         gains(USUAL_WEIGHT)
     elif not timid or better:
-        while weight <= LARGEST_WEIGHT and gains(weight):
+        while weight <= LARGEST_WEIGHT and min_doubt(here) >= HALF_AN_ERROR and gains(weight):
             weight *= STEP
     return n, [{w: found[w].after(n_folds) for w in sorted(found)} for found in tried]
+
+
+def min_doubt(trials: dict[float, Trial]) -> float:
+    """Errors that the best of some trials expects."""
+    return min(trials.values(), key=lambda trial: trial.loss).best().doubt
 
 
 def penalised(tried: dict[float, BySpread]) -> dict[float, dict[float, float]]:
@@ -279,9 +294,9 @@ def penalised(tried: dict[float, BySpread]) -> dict[float, dict[float, float]]:
 
 
 def narrowest_timid(by_spread: BySpread) -> float:
-    """The narrowest spread under which predictions are no surer than they are right; the widest where all
-    of them are."""
-    timid = [v for v, at in by_spread.items() if at.mean("confidence") <= at.mean("right")]
+    """The narrowest spread under which predictions expect more errors than they make, by half an error or
+    more; the widest where there is none."""
+    timid = [v for v, at in by_spread.items() if at.doubt >= (at.tokens - at.right).sum() + HALF_AN_ERROR]
     return min(timid, default=max(by_spread))
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import pairwise
 from typing import TypeVar
 
@@ -20,10 +22,28 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
+_threads: ContextVar[int | None] = ContextVar("threads", default=None)
+"""Of compiled work, where torch has fewer for the time being."""
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Torch operations use one thread, and compiled work as many as before: waking a second thread for
+    arrays of a few thousand numbers takes longer than it saves."""
+    n = torch.get_num_threads()
+    token = _threads.set(_threads.get() or n)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(n)
+        _threads.reset(token)
+
+
 def share(work: Callable[[int, int], Result], units: int, cost: int) -> list[Result]:
     """Calls work(first, last) so that each unit is done once; what the calls return. cost : products of a
     number by a number, in all."""
-    n = max(1, min(torch.get_num_threads(), units, cost // WORTH_A_THREAD))
+    n = max(1, min(_threads.get() or torch.get_num_threads(), units, cost // WORTH_A_THREAD))
     first, *others = pairwise(units * i // n for i in range(n + 1))
     if not others:
         return [work(*first)]
