@@ -32,7 +32,7 @@ from structgp.plan import choices, held_out, trials
 from structgp.plan.held_out import Fold, Folds
 from structgp.plan.learning_curve import Curve
 from structgp.plan.options import Options
-from structgp.plan.resolve import resolve
+from structgp.plan.resolve import as_before, resolve
 from structgp.plan.start import flat_tokens, start_of
 from structgp.plan.trials import (
     BySpread,
@@ -301,6 +301,14 @@ def test_tokens_that_are_all_right_do_not_vouch_for_certainty() -> None:
     at = judged(2.0, 2, 2, 2)
     assert narrowest_timid({1.0: timid(at), 0.5: timid(at, 0.6), 0.25: timid(at, 0.4), 0.1: at}) == 0.5
     assert narrowest_timid({1.0: at, 0.5: at}) == 1.0
+
+
+def test_tails_are_kept_with_the_weight_that_was_chosen_for_them(examples: Examples) -> None:
+    plan = resolve(Options(), examples)
+    info = {"plan": {"tails": {"value": 8.0}, "data_weight": {"value": 3.0}}}
+    assert as_before(plan, Options(), info).tails == 8.0
+    assert as_before(plan, Options(), {}).tails is None
+    assert as_before(plan, Options(prior=Prior(data_weight=1.0)), info).tails is None
 
 
 def test_larger_weights_are_not_tried_without_errors_to_expect(monkeypatch: pytest.MonkeyPatch) -> None:

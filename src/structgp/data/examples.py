@@ -193,6 +193,10 @@ class Examples:
         beside = {"weights": weights, "links": links, "given": given, "evidence": evidence}
         return replace(self, rows=rows, y=y, **beside)  # type: ignore[arg-type]
 
+    def as_chains(self) -> Examples:
+        """The same nodes without the links between them."""
+        return replace(self, split=None, links=None)
+
     def as_graphs(self, batch: Batch) -> Batch:
         """The batch of nodes as one of whole examples."""
         assert self.split is not None

@@ -101,7 +101,7 @@ def choose(
     if chain is None:
         return *held_out.choose(options, plan, examples, together), None
     began = time.monotonic()
-    chain, found = held_out.choose(options, chain, replace(examples, split=None, links=None), together)
+    chain, found = held_out.choose(options, chain, examples.as_chains(), together)
     cross_fit = CrossFit(options, plan, chain, examples)
     tables = cross_fit.tables(range(len(cross_fit.parts)))
     names = ", ".join(tables)
@@ -154,7 +154,7 @@ class CrossFit:
 
     def _part(self, n: int, index: list[int]) -> Part:
         left_out = self.examples.part(index)
-        chains = replace(self.examples, split=None, links=None)
+        chains = self.examples.as_chains()
         rest = chains.part(sorted(set(range(len(chains.rows))) - set(index)))
         options = replace(self.options, random_state=(self.seed + n) % 2**63)
         fold = Fold(options, shorter(self.chain), rest, left_out)
@@ -201,7 +201,7 @@ class CrossFit:
     def start(self, plan: Plan, generator: torch.Generator) -> Start:
         """The start of the fit to all sequences: of the chain alone, beside tables that stay. plan : as
         ``choose`` has settled it."""
-        chains = replace(self.examples, split=None, links=None)
+        chains = self.examples.as_chains()
         chain = start_of(self.options, self.chain, chains, generator)
         whole = Posterior({**dict(chain.posterior.items()), **self.learned})
         return replace(chain, posterior=whole, plan=plan, within=chain)

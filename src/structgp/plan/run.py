@@ -152,7 +152,7 @@ class Fit:
         fit = self
         if self.start.within is not None:
             assert isinstance(self.examples, Examples)
-            chains = replace(self.examples, split=None, links=None)
+            chains = self.examples.as_chains()
             fit, plan = replace(self, start=self.start.within, examples=chains), self.start.within.plan
         small = plan.has_weights and not plan.has_dense and type(plan.structure.value) is Chain
         sites = self._sites(plan) if self._keeps_sites_on_disk(plan) else nullcontext(plan)
