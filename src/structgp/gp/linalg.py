@@ -49,29 +49,34 @@ def upper_factor_of_inverse(precision: Tensor) -> Tensor:
     # A kernel of very large variance leaves less than rounding between the matrix and singular.
     if bool((failed > 0).any()):
         factor = cholesky(precision.tril() + precision.tril(-1).mT)
-    return inverse_of_lower(factor).mT
+    return invert_lower_(factor).mT
 
 
-def inverse_of_lower(factor: Tensor) -> Tensor:
-    """Inverses of lower triangular matrices (..., n, n), by halves: products of matrices are faster than
-    solving for all columns of I, which does not see that the solution is triangular too."""
+def invert_lower_(factor: Tensor) -> Tensor:
+    """Puts the inverses of lower triangular matrices (..., n, n) in their place, and returns them. By
+    halves: products of matrices are faster than solving for all columns of I, which does not see that the
+    solution is triangular too. One matrix after the other on the CPU, where each is large enough."""
     n = factor.shape[-1]
     if n <= SMALL:
         eye = torch.eye(n, dtype=factor.dtype, device=factor.device)
-        return torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
-    first, second, found = slice(n // 2), slice(n // 2, n), torch.zeros_like(factor)
-    found[..., first, first] = inverse_of_lower(factor[..., first, first])
-    found[..., second, second] = inverse_of_lower(factor[..., second, second])
-    across = factor[..., second, first] @ found[..., first, first]
-    found[..., second, first] = -found[..., second, second] @ across
-    return found
+        return factor.copy_(torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False))
+    if factor.dim() > 2 and factor.device.type == "cpu":
+        for one in factor.flatten(0, -3):
+            invert_lower_(one)
+        return factor
+    first, second = slice(n // 2), slice(n // 2, n)
+    before = invert_lower_(factor[..., first, first])
+    after = invert_lower_(factor[..., second, second])
+    across = factor[..., second, first]
+    across.copy_(after @ (across @ before)).neg_()
+    return factor
 
 
 def inverse_from_lower(factor: Tensor) -> Tensor:
     """(L L^T)^-1 of lower triangular matrices (..., n, n)."""
     if factor.device.type == "cpu":
         return torch.cholesky_inverse(factor)
-    inverse = inverse_of_lower(factor)  # on a GPU, the other goes through a batch one by one
+    inverse = invert_lower_(factor.clone())  # on a GPU, the other goes through a batch one by one
     return inverse.mT @ inverse
 
 

@@ -47,7 +47,7 @@ def somewhere(kind: str = "beside templates", seed: int = 2) -> tuple[DenseWeigh
     q = DenseWeights(kernel, (V,), contrasts(torch.tensor([3.0, 2.0, 1.0])), AMPLITUDE)
     q.m.copy_(torch.from_numpy(rng.normal(size=q.m.shape)))
     q.factor.copy_(torch.from_numpy(rng.uniform(0.3, 1.5, size=q.factor.shape)))
-    q.root.copy_(torch.from_numpy(0.3 * rng.normal(size=q.root.shape)).tril())
+    q.root.copy_(torch.from_numpy(0.3 * rng.normal(size=q.root.shape)).triu())
     q.root.diagonal(dim1=-1, dim2=-2).add_(0.5)
     return q, rows, mask
 

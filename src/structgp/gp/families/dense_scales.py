@@ -100,29 +100,30 @@ def kind_for(values: Tensor, work: int) -> torch.dtype:
 def gram_of(values: Tensor, bend: Tensor, sizes: Tensor) -> Tensor:
     """(R, F, F) lower triangles of sum_t phi_t H_tj phi_t^T, of features (N, F) and curvature (N, R), of
     functions whose variances are ``sizes`` (R,) times as large as those of the features. Cost O(R N F^2),
-    in single precision where that takes long. With many labels, many tokens say next to nothing of a
+    in single precision where that takes long, as is then what is returned. With many labels, many tokens say next to nothing of a
     function, and are left out (``LEAST_CURVATURE``)."""
     kind = kind_for(values, values.numel() * values.shape[1] * bend.shape[1])
     if values.device.type != "cpu":  # where it is fast, and looking for such tokens is not
         return torch.stack([values.T @ (h[:, None] * values) for h in bend.T])
     counts = bend * values.square().sum(1)[:, None] * sizes > LEAST_CURVATURE
-    values, bend, found = values.to(kind), bend.to(kind), []
-    for h, here in zip(bend.T, counts.T, strict=True):
-        some, total = values[here], values.new_zeros(values.shape[1], values.shape[1])
+    values, bend, F = values.to(kind), bend.to(kind), values.shape[1]
+    found = values.new_zeros(bend.shape[1], F, F)
+    for total, h, here in zip(found, bend.T, counts.T, strict=True):
+        some = values[here]
         weighted = h[here, None] * some
-        for first in range(0, len(total), PANEL):
+        for first in range(0, F, PANEL):
             last = first + PANEL
             torch.mm(weighted[:, first:last].T, some[:, :last], out=total[first:last, :last])
-        found.append(total)
-    return torch.stack(found).to(torch.float64)
+    return found
 
 
 def spread_of(gram: Tensor, grown: Tensor) -> Tensor:
-    """(R, F, F) lower roots of the covariances whose inverses are I + grown gram, of which lower triangles
-    are read. Cost O(R F^3), in single precision where that takes long, as the gram matrices then are."""
-    precision = (grown * gram).to(kind_for(gram, gram.numel() * gram.shape[-1]))
+    """(R, F, F) upper triangular roots of the covariances whose inverses are I + grown gram, of which lower
+    triangles are read. Cost O(R F^3), in single precision where that takes long, as are then the gram
+    matrices and the roots."""
+    precision = float(grown) * gram.to(kind_for(gram, gram.numel() * gram.shape[-1]))
     precision.diagonal(dim1=-1, dim2=-2).add_(1)
-    return upper_factor_of_inverse(precision.flip(-1, -2).mT).flip(-1, -2).to(gram)
+    return upper_factor_of_inverse(precision)
 
 
 def learn_size(
@@ -136,11 +137,11 @@ def learn_size(
         gram = gram_of(seen.values, seen.bend, seen.bend.new_ones(R))
     pull = seen.linear.T @ seen.values  # (R, F)
     lost = (seen.bend * seen.left[:, None]).sum()
-    grown = gram.new_ones(())
+    grown = pull.new_ones(())
     for sweep in range(sweeps + 1):
         root = spread_of(gram, grown)
-        m = each_times(root, each_times(root.mT, grown.sqrt() * pull))
-        determined = R * F - root.square().sum() + grown * lost
+        m = each_times(root, each_times(root.mT, (grown.sqrt() * pull).to(root))).to(pull)
+        determined = R * F - root.square().sum().to(pull) + grown * lost
         step = ratio(m.square().sum(), determined, PRIOR_COUNT)
         after = (grown * step).clamp(1 / LARGEST_FACTOR, LARGEST_FACTOR)
         if sweep == sweeps or 0.99 < float(after / grown) < 1.01:

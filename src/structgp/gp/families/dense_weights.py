@@ -78,7 +78,7 @@ class DenseConditional:
 class DenseWeights(Block):
     """kernel : a :class:`DenseKernel`, or a sum with one beside kernels that have weights. Parameters ``m``
     (R, M), the independent weights first; ``factor`` (R, M - F), standard deviations of those; ``root``
-    (R, F, F), lower triangular, whose product with its transpose is the covariance of the others. ``gram``
+    (R, F, F), upper triangular, whose product with its transpose is the covariance of the others. ``gram``
     : (R, F, F) as of ``DenseCurvature`` in the last round, None where that is not known."""
 
     name = "dense-weights"
@@ -159,16 +159,16 @@ class DenseWeights(Block):
 
     def kl(self, entropy: Entropy = "bhattacharyya") -> Tensor:
         """KL(q || p), exact."""
-        square = (
-            self.m.square().sum() + self.factor.square().sum() + self.root.square().sum() - self.m.numel()
-        )
+        spread = torch.linalg.vector_norm(self.root).square()  # without a copy of the roots
+        square = self.m.square().sum() + self.factor.square().sum() + spread - self.m.numel()
         diagonal = self.root.diagonal(dim1=-1, dim2=-2)
         return 0.5 * square - self.factor.abs().log().sum() - diagonal.abs().log().sum()
 
     def determined(self) -> Tensor:
         """(R,) how many weights of each function the data determine: the sum of 1 - variance / prior
         variance."""
-        return self.n_values - self.factor.square().sum(1) - self.root.square().sum((1, 2))
+        spread = torch.linalg.vector_norm(self.root, dim=(1, 2)).square()
+        return self.n_values - self.factor.square().sum(1) - spread
 
     def effective_parameters(self) -> Tensor:
         return self.determined().sum()
@@ -283,7 +283,7 @@ class DenseWeights(Block):
         return DenseDraws(self.m[None, :, self.n_loose :].clone(), self.prior_factor(), None, None)
 
     def curvature_sum(self) -> DenseCurvature:
-        return DenseCurvature(self, torch.zeros_like(self.factor), torch.zeros_like(self.root))
+        return DenseCurvature(self, torch.zeros_like(self.factor))
 
     def learn_scales(self, seen: Sequence[Seen] = (), prior_factor: Any = None) -> Tensor:
         """As of ``Weights``; the scale of the dense part moves towards where the bound is largest
@@ -293,7 +293,7 @@ class DenseWeights(Block):
             axes = ratio(self.m.square().sum(1), self.determined(), AXIS_PRIOR_COUNT)
         quadratic = Quadratic.of(self, seen, axes)
         size = self.scale.square() * axes
-        gram = None if self.learns_shape else size[:, None, None] * self._gram(seen)
+        gram = None if self.learns_shape else self._gram(seen).mul_(size[:, None, None])
         self.basis.mul_(axes.sqrt())
         if self.n_loose:
             learn_relevances(self.parts[0], self.m[:, : self.n_loose], self.factor, axes)
@@ -312,13 +312,14 @@ class DenseWeights(Block):
             for s in seen:
                 total.add(s.conditional, s.bend)
             found = total.dense
+        assert found is not None
         return found
 
     def round_factor(self) -> None:
         super().round_factor()
         self.gram = None
         with torch.no_grad():
-            self.root.copy_(self.root.tril().float())
+            self.root.copy_(self.root.float())
 
 
 @dataclass(frozen=True)
@@ -353,24 +354,29 @@ class DenseDraws:
 @dataclass
 class DenseCurvature:
     """What the data say: loose (R, M - F) of each independent weight, dense (R, F, F) of the others,
-    whitened but for the amplitude."""
+    whitened but for the amplitude; None before any were added."""
 
     block: DenseWeights
     loose: Tensor
-    dense: Tensor
+    dense: Tensor | None = None
 
     def add(self, conditional: DenseConditional, bend: Tensor) -> None:
         """bend : (B, T, R). Cost O(R B T F^2)."""
         if conditional.loose is not None:
             self.loose += conditional.loose.squares_times(bend)
         bends, size = bend.flatten(2).flatten(0, 1), self.block.scale.square().expand(bend.shape[2])
-        self.dense += gram_of(conditional.values.flatten(0, 1), bends, size)
+        found = gram_of(conditional.values.flatten(0, 1), bends, size)
+        self.dense = found if self.dense is None else self.dense + found
 
     def tensors(self) -> list[Tensor]:
+        """To be added to those of other processes, in the same precision whatever the size of batches."""
+        root = self.block.root
+        self.dense = torch.zeros_like(root) if self.dense is None else self.dense.to(root)
         return [self.loose, self.dense]
 
     def finish(self) -> None:
         square = self.block.scale.square()
         self.block.factor.copy_((1 + square * self.loose).rsqrt())
+        assert self.dense is not None
         self.block.root.copy_(spread_of(self.dense, square))
         self.block.gram = self.dense
