@@ -100,8 +100,8 @@ def kind_for(values: Tensor, work: int) -> torch.dtype:
 def gram_of(values: Tensor, bend: Tensor, sizes: Tensor) -> Tensor:
     """(R, F, F) lower triangles of sum_t phi_t H_tj phi_t^T, of features (N, F) and curvature (N, R), of
     functions whose variances are ``sizes`` (R,) times as large as those of the features. Cost O(R N F^2),
-    in single precision where that takes long, as is then what is returned. With many labels, many tokens say next to nothing of a
-    function, and are left out (``LEAST_CURVATURE``)."""
+    in single precision where that takes long, as is then what is returned. With many labels, many tokens
+    say next to nothing of a function, and are left out (``LEAST_CURVATURE``)."""
     kind = kind_for(values, values.numel() * values.shape[1] * bend.shape[1])
     if values.device.type != "cpu":  # where it is fast, and looking for such tokens is not
         return torch.stack([values.T @ (h[:, None] * values) for h in bend.T])
