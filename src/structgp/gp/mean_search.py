@@ -4,6 +4,7 @@
 have the same values in all rows, as most features have that occur once. Of the weights of such a group only
 the sum, weighted by the prior standard deviations, has a say in the likelihood, so the best means are in
 fixed proportions. A search over one number per group finds the same means, with a fraction of the numbers.
+``MixedSearch`` is for such weights beside those of dense features.
 
 Letters as in ``gp.block``; G groups."""
 
@@ -17,6 +18,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from structgp.gp.linalg import each_times
 from structgp.gp.weight_rows import SparseRows, WeightConditional
 
 
@@ -103,6 +105,51 @@ class GroupedSearch(MeanSearch):
 
     def settle(self) -> None:
         self.block.m.copy_((self._share[:, None] * (self._root * self._m)[self._group]).T)
+
+
+class LooseWeights:
+    """The independent weights of a block that has dense ones too, as ``GroupedSearch`` sees a block."""
+
+    def __init__(self, block: Any) -> None:
+        self.m, self.factor = block.m[:, : block.n_loose], block.factor
+        self.n_functions, self.scale = block.n_functions, block.scale
+
+
+class MixedSearch(MeanSearch):
+    """For ``DenseWeights`` beside independent weights, on the CPU: those in groups, then the dense ones as
+    of ``MeanSearch``. conditionals : of each batch. gradient : in the dense weights alone."""
+
+    def __init__(self, block: Any, conditionals: Sequence[Any]) -> None:
+        super().__init__(block)
+        self._loose = GroupedSearch(LooseWeights(block), [c.loose for c in conditionals])
+
+    def begin(self, prior_factor: Any) -> int:
+        self._loose.block = LooseWeights(self.block)
+        self._n_grouped = self._loose.begin(prior_factor[0])
+        self._began, self._scale = self.block.m[:, self.block.n_loose :].clone(), self.block.scale
+        return self._n_grouped + self._began.numel()
+
+    def move(self, x: Tensor) -> Tensor:
+        loose = self._loose.move(x[: self._n_grouped])
+        self._m = self._began + each_times(self.block.root, x[self._n_grouped :].view_as(self._began))
+        self.gradient = torch.zeros_like(self._m)
+        return loose + 0.5 * self._m.square().sum()
+
+    def functions(self, i: int, conditional: Any) -> Tensor:
+        dense = self._scale * (conditional.values @ self._m.T)
+        return dense.add_(self._loose.functions(i, conditional.loose))
+
+    def add(self, i: int, conditional: Any, slope: Tensor) -> None:
+        self._loose.add(i, conditional.loose, slope)
+        self.gradient += self._scale * (slope.flatten(0, 1).T @ conditional.values.flatten(0, 1))
+
+    def slope(self) -> Tensor:
+        dense = each_times(self.block.root.mT, self._m - self.gradient)
+        return torch.cat([self._loose.slope(), dense.reshape(-1)])
+
+    def settle(self) -> None:
+        self._loose.settle()
+        self.block.m[:, self.block.n_loose :] = self._m
 
 
 def grouped(matrices: Sequence[Any]) -> tuple[Tensor, SparseRows]:

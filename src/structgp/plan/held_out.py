@@ -149,7 +149,9 @@ def _variants(options: Options, plan: Plan, examples: Examples) -> list[Candidat
         seed = torch.Generator().manual_seed(int(options.random_state))
         if examples.split is not None:
             plan, examples = plan.of_tokens(), examples.tokens()
-        return [Candidate(shape=way(options, plan, examples, seed)) for way in (by_bound, by_regression)]
+        alone = len(plan.split.node.blocks) == 1
+        ways = (by_bound, by_regression) if alone else (by_regression,)
+        return [Candidate(shape=way(options, plan, examples, seed)) for way in ways]
     if all(block.kind == "sparse" for block in plan.split.node.blocks):
         return [Candidate(tails=tails) for tails in (HEAVY_TAILS, LIGHT_TAILS)]
     return [Candidate()]

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
 
 from structgp.gp import DenseWeights, contrasts
 from structgp.gp.kernels import DenseKernel, RelevanceKernel
 from structgp.gp.kernels.block_sum import BlockSumKernel
+from structgp.gp.mean_search import MeanSearch, MixedSearch
 
 V, R, D = 3, 2, 3
 LENGTHS = (4, 2, 3, 1)
@@ -206,3 +208,43 @@ def test_a_file_may_round_the_roots() -> None:
     q.round_factor()
     torch.testing.assert_close(q.root, q.root.float().double(), rtol=0, atol=0)
     torch.testing.assert_close(q.root, before, rtol=1e-6, atol=0)
+
+
+# -- the search for means ---------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def searched(search: MeanSearch, q: DenseWeights, here: Any) -> tuple[Any, int]:
+    """Minus the bound of a regression on targets, in the coordinates of a search: a function with its slope,
+    and how many numbers there are."""
+    targets = torch.arange(B * T * R).double().view(B, T, R).sin()
+
+    def negative(x: np.ndarray) -> tuple[float, np.ndarray]:
+        distance = search.move(torch.from_numpy(x))
+        away = targets - search.functions(0, here)
+        search.add(0, here, away)
+        return float(distance + 0.5 * away.square().sum()), search.slope().numpy()
+
+    return negative, search.begin(q.prior_factor())
+
+
+@torch.no_grad()
+def test_a_search_with_groups_finds_the_means_that_a_plain_one_finds() -> None:
+    found, sizes = [], []
+    for plain in (False, True):
+        q, rows, mask = somewhere()
+        rows[..., 1] = rows[..., 0]  # every value of one template occurs with one value of the other
+        here = given(q, rows, mask)
+        search = MeanSearch(q) if plain else q.mean_search([here])
+        assert isinstance(search, MixedSearch) != plain
+        negative, size = searched(search, q, here)
+        x = np.random.default_rng(0).normal(size=size)
+        numeric = [(negative(x + h)[0] - negative(x - h)[0]) / 2e-5 for h in 1e-5 * np.eye(size)]
+        np.testing.assert_allclose(negative(x)[1], numeric, rtol=1e-5, atol=1e-6)
+        best = minimize(negative, np.zeros(size), jac=True, options={"gtol": 1e-9})
+        negative(best.x)
+        search.settle()
+        found.append(q.m.clone())
+        sizes.append(size)
+    assert sizes[0] < sizes[1]
+    torch.testing.assert_close(*found, rtol=0, atol=1e-6)

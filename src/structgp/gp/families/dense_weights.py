@@ -31,6 +31,7 @@ from structgp.gp.kernels import active_features, weight_parts, weight_variances
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.dense import DenseKernel
 from structgp.gp.linalg import each_times
+from structgp.gp.mean_search import MeanSearch, MixedSearch
 from structgp.gp.weight_rows import WeightConditional, noise_table
 
 SHARING = 8
@@ -281,6 +282,11 @@ class DenseWeights(Block):
 
     def mean_draw(self) -> DenseDraws:
         return DenseDraws(self.m[None, :, self.n_loose :].clone(), self.prior_factor(), None, None)
+
+    def mean_search(self, conditionals: Sequence[Any] | None) -> MeanSearch:
+        if conditionals is None or not self.n_loose or self.m.device.type != "cpu":
+            return MeanSearch(self)
+        return MixedSearch(self, conditionals)
 
     def curvature_sum(self) -> DenseCurvature:
         return DenseCurvature(self, torch.zeros_like(self.factor))
