@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -230,7 +231,8 @@ def test_what_stands_in_the_padding_changes_nothing(posterior, batch):
     )
 
 
-def test_with_a_kernel_of_ours_padding_changes_not_one_bit(posterior, batch):
+def test_with_a_kernel_of_ours_padding_changes_nothing_but_rounding(posterior, batch):
+    # Products of matrices round differently with other numbers of rows, on some processors.
     ids = torch.tensor([[0, 0], [1, -2], [2, 1], [-2, 2]], dtype=torch.float64)
     node = Inducing(TemplateKernel(W).double(), ids, (V,))
     with torch.no_grad():
@@ -245,9 +247,10 @@ def test_with_a_kernel_of_ours_padding_changes_not_one_bit(posterior, batch):
     short, wide = rounded(batch), rounded(batch_of(range(len(LENGTHS)), 5))
     T = max(LENGTHS)
     p = marginals(q, Chain(), draws, short)
-    assert torch.equal(marginals(q, Chain(), draws, wide)[:-1, :T], p)
+    close = partial(torch.testing.assert_close, rtol=1e-14, atol=1e-15)
+    close(marginals(q, Chain(), draws, wide)[:-1, :T], p)
     log_prob = log_prob_of(q, Chain(), draws, short)
-    assert torch.equal(log_prob_of(q, Chain(), draws, wide)[:-1], log_prob)
+    close(log_prob_of(q, Chain(), draws, wide)[:-1], log_prob)
 
 
 def test_neighbours_in_the_batch_and_their_order_change_nothing(posterior, batch):

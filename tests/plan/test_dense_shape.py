@@ -16,7 +16,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from structgp import Prior, StructuredGPClassifier
 from structgp.data.examples import Examples, read_examples
 from structgp.gp.kernels import DenseKernel
-from structgp.plan import dense_shape
+from structgp.plan import dense_shape, held_out
 from structgp.plan.dense_shape import DenseShape, by_bound, by_regression
 from structgp.plan.options import Options
 from structgp.plan.resolve import resolve
@@ -122,3 +122,31 @@ def test_warm_start_begins_anew_under_another_kernel() -> None:
         warnings.simplefilter("ignore")
         model.set_params(kernel="rbf").fit(X, y)
     assert "dense smooth" in model.training_log_["kernel_scales"]
+
+
+def _beside_words(n_columns: int, n: int = 12) -> Examples:
+    """Sequences of two tokens with a word and a vector each."""
+    rng = np.random.default_rng(0)
+    X = [[{"word": "ab"[i % 2], "vector": rng.normal(size=n_columns)} for i in range(2)] for _ in range(n)]
+    return read_examples(X, [["A", "B"]] * n)
+
+
+@pytest.mark.parametrize(("n_columns", "name"), [(31, "linear+rbf"), (32, "linear")])
+def test_many_columns_beside_templates_have_a_linear_kernel(n_columns: int, name: str) -> None:
+    def kernel(choice: Any, examples: Examples) -> Any:
+        return resolve(Options(kernel=choice), examples).kernel.value["dense"]
+
+    examples = _beside_words(n_columns)
+    assert kernel("auto", examples) == name
+    assert kernel({"dense": "linear+rbf"}, examples) == "linear+rbf"
+    rng = np.random.default_rng(1)
+    alone = read_examples([rng.normal(size=(2, n_columns)) for _ in range(12)], [["A", "B"]] * 12)
+    assert kernel("auto", alone) == "linear+rbf"
+
+
+def test_beside_templates_the_shape_comes_from_regression_alone() -> None:
+    examples = _beside_words(2)
+    options = Options()
+    (beside,) = held_out._variants(options, resolve(options, examples), examples)
+    assert beside.shape is not None
+    assert beside.shape.name == "regression"

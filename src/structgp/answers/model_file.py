@@ -33,7 +33,7 @@ from structgp.gp import FAMILIES, Posterior
 from structgp.gp.kernels.kernel_json import describe, rebuild
 from structgp.structures import ByValues, Custom, Spec, Structure, answers_of, as_structure
 
-FORMAT = 10
+FORMAT = 11
 
 
 def save(model: Model, path: str | Path) -> None:
@@ -242,31 +242,36 @@ def _block_from_json(state: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
 
 
 def _recode(
-    tensors: dict[str, Tensor], posterior: Posterior, code: Callable[[Tensor, bool], Tensor]
+    tensors: dict[str, Tensor], posterior: Posterior, code: Callable[[Tensor, bool, bool], Tensor]
 ) -> None:
     """Packs or unpacks what says how far each block of the posterior spreads, in place."""
     for name, block in posterior.items():
         for kind in ("factor", "directions", "root"):
             key, triangular = f"{name}.{kind}", kind == "root" or getattr(block, "form", None) == "full"
             if key in tensors:
-                tensors[key] = code(tensors[key], triangular)
+                tensors[key] = code(tensors[key], triangular, kind == "root")
 
 
-def _pack(spread: Tensor, triangular: bool) -> Tensor:
-    """(..., M, M) lower triangular float64 -> (..., M (M + 1) / 2) float32, exact after ``round_factor``: a
+def _triangle(M: int, upper: bool) -> Tensor:
+    """(2, M (M + 1) / 2) rows and columns of a triangle."""
+    return torch.triu_indices(M, M) if upper else torch.tril_indices(M, M)
+
+
+def _pack(spread: Tensor, triangular: bool, upper: bool) -> Tensor:
+    """(..., M, M) triangular float64 -> (..., M (M + 1) / 2) float32, exact after ``round_factor``: a
     quarter of the space. Others: float32."""
     if not triangular:
         return spread.float()
-    row, column = torch.tril_indices(*spread.shape[-2:])
+    row, column = _triangle(spread.shape[-1], upper)
     return spread[..., row, column].float().contiguous()
 
 
-def _unpack(packed: Tensor, triangular: bool) -> Tensor:
+def _unpack(packed: Tensor, triangular: bool, upper: bool) -> Tensor:
     if not triangular:
         return packed.double()
     M = math.isqrt(2 * packed.shape[-1])
     factor = packed.new_zeros((*packed.shape[:-1], M, M), dtype=torch.float64)
-    row, column = torch.tril_indices(M, M)
+    row, column = _triangle(M, upper)
     factor[..., row, column] = packed.double()
     return factor
 

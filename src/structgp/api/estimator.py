@@ -62,11 +62,12 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         It answers by its values. :class:`structgp.Custom` adds what answers in its place and how many
         processes call it. See :mod:`structgp.testing`.
     kernel : 'auto' (where the fit is second-order, 'relevance' on categorical and sparse features and
-        'linear+rbf' on dense ones; else one weight per template on categorical features, normalised linear
-        on sparse and RBF on dense ones), 'relevance' (linear, with one scale per template and one relevance
-        per feature), 'linear', 'rbf', 'template', 'template-product'; on dense features also 'rbf-ard' (one
-        length-scale per column), 'matern', 'linear+rbf', 'linear+rbf-ard', 'linear+matern' and any GPyTorch
-        kernel; or a dict from kind of feature ('categorical', 'sparse', 'dense') to one of these.
+        'linear+rbf' on dense ones, or 'linear' on 32 dense columns or more beside other features; else one
+        weight per template on categorical features, normalised linear on sparse and RBF on dense ones),
+        'relevance' (linear, with one scale per template and one relevance per feature), 'linear', 'rbf',
+        'template', 'template-product'; on dense features also 'rbf-ard' (one length-scale per column),
+        'matern', 'linear+rbf', 'linear+rbf-ard', 'linear+matern' and any GPyTorch kernel; or a dict from
+        kind of feature ('categorical', 'sparse', 'dense') to one of these.
     prior : :class:`structgp.Prior`: amplitude, transition_sd, learn_kernel, data_weight.
     posterior : 'weights' (one weight per feature, where the kernel is 'relevance', and on dense features
         under any kernel: with a full covariance there), 'inducing' (values at inducing inputs, for any

@@ -215,8 +215,8 @@ def test_a_file_may_round_the_roots() -> None:
 
 @torch.no_grad()
 def searched(search: MeanSearch, q: DenseWeights, here: Any) -> tuple[Any, int]:
-    """Minus the bound of a regression on targets, in the coordinates of a search: a function with its slope,
-    and how many numbers there are."""
+    """Minus the bound of a regression on targets, in the coordinates of a search: a function with its
+    slope, and how many numbers there are."""
     targets = torch.arange(B * T * R).double().view(B, T, R).sin()
 
     def negative(x: np.ndarray) -> tuple[float, np.ndarray]:
