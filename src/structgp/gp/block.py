@@ -302,15 +302,17 @@ def contrasts(frequency: Tensor) -> Tensor:
     """(V, V - 1) orthonormal columns that sum to 0, from the frequencies (V,) of the labels.
 
     They are the principal axes of diag(p) - p p^T, which is how a softmax bends where every token has the
-    labels' frequencies: along them its second derivatives do not mix.
+    labels' frequencies: along them its second derivatives do not mix. Labels that are equally frequent have
+    no axes of their own; they are told apart by their order, so that no rounding decides.
     """
-    p = frequency.double() / frequency.double().sum().clamp(min=1e-300)
-    V = len(p)
+    V = len(frequency)
+    p = frequency.double() * (1 + 1e-6 * torch.arange(V, 0, -1))
+    p = p / p.sum().clamp(min=1e-300)
     even = torch.full((V, V), 1 / V, dtype=p.dtype)
     centre = torch.eye(V, dtype=p.dtype) - even
     bend = centre @ (p.diag() - p[:, None] * p) @ centre
     # The constant direction gets an eigenvalue below all others, and comes first.
     axes = torch.linalg.eigh(bend - even)[1][:, 1:]
-    # Eigenvectors have no sign of their own: the largest entry is positive.
-    largest = axes.abs().argmax(0)
+    # Eigenvectors have no sign of their own: the first of the largest entries is positive.
+    largest = (axes.abs() > 0.999 * axes.abs().amax(0)).int().argmax(0)
     return axes * axes[largest, torch.arange(V - 1)].sign()

@@ -236,8 +236,8 @@ def stored_gradient(problem: Problem, value: Tensor, at: Sensitivity, amplitude:
         if not block.shared:
             mixing = q.mixing[:, None, None, None]
             mean, covariance = mean * mixing, covariance * mixing[..., None]
-        means.append(mean * block.scale)
-        covariances.append(covariance * block.scale.square())
+        means.append(_in_order(mean * block.scale))
+        covariances.append(_in_order(covariance * block.scale.square()))
     return Gradient(value, tuple(means), tuple(covariances), amplitude)
 
 
@@ -246,7 +246,13 @@ def project(problem: Problem, i: int, stored: Gradient) -> Gradient:
     blocks, here = problem.posterior.blocks, problem.conditional(i)
     parts = zip(blocks, here, stored.m, stored.covariance, strict=True)
     means, covariances = zip(*(block.project(*given) for block, *given in parts), strict=True)
+    means, covariances = (tuple(map(_in_order, tensors)) for tensors in (means, covariances))
     return Gradient(stored.value, means, covariances, stored.amplitude)
+
+
+def _in_order(tensor: Tensor) -> Tensor:
+    """In memory as a checkpoint will hold it: on some processors, products round by that."""
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _is_below(level: float, values: list[float], tolerance: float) -> bool:
