@@ -306,8 +306,8 @@ def contrasts(frequency: Tensor) -> Tensor:
     no axes of their own; they are told apart by their order, so that no rounding decides.
     """
     V = len(frequency)
-    p = frequency.double() * (1 + 1e-6 * torch.arange(V, 0, -1))
-    p = p / p.sum().clamp(min=1e-300)
+    p = frequency.double() / frequency.double().sum().clamp(min=1e-300)
+    p = p + 1e-6 * torch.arange(V, 0, -1) / V
     even = torch.full((V, V), 1 / V, dtype=p.dtype)
     centre = torch.eye(V, dtype=p.dtype) - even
     bend = centre @ (p.diag() - p[:, None] * p) @ centre
