@@ -68,7 +68,8 @@ def test_no_span_is_more_probable_than_its_labels(tagger: Any, data: Any) -> Non
         for start, stop, label, probability in spans:
             needed = [p[start][f"B-{label}"], *(p[t][f"I-{label}"] for t in range(start + 1, stop))]
             assert 0.02 <= probability <= min(needed) + 1e-12
-            assert tagger.span_probability(x, start, stop, label) == pytest.approx(probability, abs=1e-9)
+            # Alone or in a batch; averages are in single precision.
+            assert tagger.span_probability(x, start, stop, label) == pytest.approx(probability, abs=1e-7)
             seen += 1
     assert seen > 50
 
