@@ -79,6 +79,17 @@ def test_inverse_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(found @ factor, torch.eye(factor.shape[-1]).double().expand_as(factor))
 
 
+def test_inverses_of_batches_within_larger_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linalg, "SMALL", 2)
+    factor = torch.linalg.cholesky(covariances())
+    n = factor.shape[-1]
+    whole = torch.zeros(2, len(factor), 3, n, n + 1, dtype=torch.float64)
+    inside = whole[:, :, 1, :, :n]
+    inside.copy_(factor)
+    assert invert_lower_(inside) is inside
+    torch.testing.assert_close(whole[1, :, 1, :, :n] @ factor, torch.eye(n).double().expand_as(factor))
+
+
 def test_each_matrix_of_a_batch_has_its_own_jitter() -> None:
     eye = torch.eye(3, dtype=torch.float64)
     bad = torch.ones(3, 3, dtype=torch.float64) - 1e-6 * eye

@@ -58,7 +58,7 @@ def test_each_kind_has_its_kernel(fitted: StructuredGPClassifier) -> None:
 
 def test_the_kernel_of_vectors_is_learned(fitted: StructuredGPClassifier) -> None:
     encoder = fitted.model_.encoder
-    tokens = structgp.plan.start.flat_tokens(encoder.transform(X))
+    tokens = structgp.data.batch.flat_tokens(encoder.transform(X))
     names = {"categorical": "relevance", "dense": "linear+rbf", "sparse": "relevance"}
     start = build_kernel(names, encoder.blocks, tokens, as_weights=True).requires_grad_(False).kernels[1]
     learned = fitted.model_.posterior.node.kernel.kernels[1]

@@ -20,6 +20,7 @@ from benchmarks.generate import Generated, generate
 import structgp
 from structgp import Custom, InputError, Minibatch, Mixture, Prior, SecondOrder, StructuredGPClassifier
 from structgp.answers.ask import Asked
+from structgp.data.batch import flat_tokens
 from structgp.data.examples import Examples, read_examples
 from structgp.data.shards import read_sharded, write
 from structgp.gp.kernels import RelevanceKernel, active_features, covariance
@@ -33,7 +34,7 @@ from structgp.plan.held_out import Fold, Folds
 from structgp.plan.learning_curve import Curve
 from structgp.plan.options import Options
 from structgp.plan.resolve import as_before, resolve
-from structgp.plan.start import flat_tokens, start_of
+from structgp.plan.start import start_of
 from structgp.plan.trials import (
     BySpread,
     Candidate,

@@ -13,6 +13,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
 from structgp import Inducing, SecondOrder, StructuredGPClassifier
+from structgp.data.batch import flat_tokens
 from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import Examples, LabelEncoder
 from structgp.gp import Posterior, choose_inducing, contrasts
@@ -24,7 +25,7 @@ from structgp.plan import start as starting
 from structgp.plan.options import Options
 from structgp.plan.pilot import Pilot, run_pilot
 from structgp.plan.resolve import resolve
-from structgp.plan.start import flat_tokens, learn_kernel, pick_inducing
+from structgp.plan.start import learn_kernel, pick_inducing
 
 V = 3
 TOKENS = 60

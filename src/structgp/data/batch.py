@@ -127,3 +127,12 @@ def by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
         batch.append(i)
     if batch:
         yield batch
+
+
+def flat_tokens(rows: Sequence[np.ndarray]) -> Tensor:
+    """(N, W) all tokens, one after the other; narrower rows filled up with unused places."""
+    rows = [r for r in rows if len(r)]
+    width = max(r.shape[1] for r in rows)
+    unused = [np.tile(UNUSED, (len(r), (width - r.shape[1]) // 2)) for r in rows]
+    wide = [np.concatenate(both, 1) for both in zip(rows, unused, strict=True)]
+    return torch.from_numpy(np.concatenate(wide))

@@ -61,7 +61,7 @@ def invert_lower_(factor: Tensor) -> Tensor:
         eye = torch.eye(n, dtype=factor.dtype, device=factor.device)
         return factor.copy_(torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False))
     if factor.dim() > 2 and factor.device.type == "cpu":
-        for one in factor.flatten(0, -3):
+        for one in factor:
             invert_lower_(one)
         return factor
     first, second = slice(n // 2), slice(n // 2, n)

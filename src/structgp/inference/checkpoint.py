@@ -36,7 +36,7 @@ from structgp.errors import InputError, StructgpWarning
 from structgp.inference import StepInfo
 from structgp.inference.latents import Sites
 
-FORMAT = 4
+FORMAT = 5
 
 KINDS = ("list", "tuple", "dict", "ago", "tensor", "generator", "optimizer", "dataclass")
 """What a tree is made of, beside plain values."""

@@ -241,13 +241,14 @@ def kernel_of(choice: KernelChoice, blocks: Sequence[Block], on_bound: bool) -> 
     if not is_auto and not isinstance(choice, Mapping):
         return Choice(choice, ASKED)
     given = {} if isinstance(choice, str) else dict(choice)
+    learned = "the fit learns what each feature is worth"
     usual = dict(LEARNED_KERNELS if on_bound else FIXED_KERNELS)
     if on_bound and len(blocks) > 1 and any(map(_is_wide, blocks)):
         usual["dense"] = "linear"
+        learned += f"; {WIDE} dense columns or more beside other features have no smooth part"
     for block in blocks:
         name = given.get(block.kind, "auto")
         given[block.kind] = usual[block.kind] if isinstance(name, str) and name == "auto" else name
-    learned = "the fit learns what each feature is worth"
     reason = learned if on_bound else "the fit does not learn single features"
     return Choice(given, reason if is_auto else ASKED)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from structgp.answers.ask import Model
+from structgp.data.batch import flat_tokens
 from structgp.data.encode import EncoderView, FeatureEncoder, FeatureSplit
 from structgp.data.examples import Examples
 from structgp.data.vocabulary import column_places
@@ -21,7 +22,7 @@ from structgp.gp import Posterior, Table, Weights
 from structgp.gp.kernels.relevance import grown
 from structgp.plan.choices import AS_BEFORE, Choice, shown
 from structgp.plan.resolve import Plan
-from structgp.plan.start import Start, edge_tokens, flat_tokens
+from structgp.plan.start import Start, edge_tokens
 
 
 def can_go_on(plan: Plan, before: Model, examples: Examples) -> bool:

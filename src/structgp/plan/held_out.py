@@ -30,7 +30,7 @@ from structgp.gp.kernels.relevance import HEAVY_TAILS, LIGHT_TAILS
 from structgp.inference import SecondOrder
 from structgp.inference.distributed import ALONE, Processes
 from structgp.plan.choices import Choice
-from structgp.plan.dense_shape import by_bound, by_regression
+from structgp.plan.dense_shape import ways
 from structgp.plan.first_round import FirstRound
 from structgp.plan.learning_curve import USUAL, Curve
 from structgp.plan.options import Options
@@ -140,7 +140,7 @@ def choose(
 
 def _variants(options: Options, plan: Plan, examples: Examples) -> list[Candidate]:
     """The settings beside the weight that are compared: both ways to the shape of a kernel on dense
-    features without others; heavy and light tails where all features are one group, and nothing else tells
+    features (``ways``); heavy and light tails where all features are one group, and nothing else tells
     good ones from bad ones."""
     if not plan.has_weights:
         return [Candidate()]
@@ -149,11 +149,7 @@ def _variants(options: Options, plan: Plan, examples: Examples) -> list[Candidat
         seed = torch.Generator().manual_seed(int(options.random_state))
         if examples.split is not None:
             plan, examples = plan.of_tokens(), examples.tokens()
-        # Beside templates the bound's way takes three times as long, and predicted worse: at the same
-        # weight .373 against .349 per token, left out of five TRAINING sets of ``experiments.vectors``.
-        alone = len(plan.split.node.blocks) == 1
-        ways = (by_bound, by_regression) if alone else (by_regression,)
-        return [Candidate(shape=way(options, plan, examples, seed)) for way in ways]
+        return [Candidate(shape=way(options, plan, examples, seed)) for way in ways(plan)]
     if all(block.kind == "sparse" for block in plan.split.node.blocks):
         return [Candidate(tails=tails) for tails in (HEAVY_TAILS, LIGHT_TAILS)]
     return [Candidate()]

@@ -15,7 +15,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from structgp.data.batch import UNUSED
+from structgp.data.batch import flat_tokens
 from structgp.data.encode import EncoderView
 from structgp.data.examples import Examples
 from structgp.data.shards import ShardedExamples, Shards
@@ -41,7 +41,7 @@ from structgp.gp.kernels import DenseKernel, RelevanceKernel, variance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.build import KernelChoice, build_kernel, relevance_kernel, rescale
 from structgp.plan.choices import NO_INDUCING, Choice
-from structgp.plan.dense_shape import DenseShape, by_bound
+from structgp.plan.dense_shape import DenseShape, ways
 from structgp.plan.options import Options
 from structgp.plan.pilot import Pilot, run_pilot
 from structgp.plan.resolve import Plan
@@ -127,7 +127,7 @@ def start_of(
             if isinstance(part, RelevanceKernel):
                 part.tails = plan.tails or part.tails
         if plan.has_dense:
-            shape = plan.shape or by_bound(options, plan, examples, generator)
+            shape = plan.shape or ways(plan)[0](options, plan, examples, generator)
             kernel.requires_grad_(False)
             return _dense_start(kernel, shape, plan, examples, tokens, options.random_state)
     node = Weights(kernel.requires_grad_(False), (examples.n_labels,), basis)
@@ -263,15 +263,6 @@ def _posterior(
     tokens = edge_tokens(plan.split.next, examples)
     kernel = build_kernel("relevance", plan.split.next.blocks, tokens, sd**2).requires_grad_(False)
     return Posterior({"node": node, "next": Weights(kernel, (V, V))})
-
-
-def flat_tokens(rows: Sequence[np.ndarray]) -> Tensor:
-    """(N, W) all tokens, one after the other; narrower rows filled up with unused places."""
-    rows = [r for r in rows if len(r)]
-    width = max(r.shape[1] for r in rows)
-    unused = [np.tile(UNUSED, (len(r), (width - r.shape[1]) // 2)) for r in rows]
-    wide = [np.concatenate(both, 1) for both in zip(rows, unused, strict=True)]
-    return torch.from_numpy(np.concatenate(wide))
 
 
 def edge_tokens(view: EncoderView, examples: Examples) -> Tensor:

@@ -32,7 +32,7 @@ put. Not chosen on data."""
 
 SINGLE_WORK = 3e8
 """Multiplications, some 20 ms, from which sums of many products are computed in single precision, on the
-CPU. What is rounded is the spread of the posterior; its mean is not."""
+CPU. What is rounded is the spread of the posterior, and where the search for its mean begins."""
 
 LEAST_CURVATURE = 1e-3
 """Of the precision of the prior, what a token has to add in the direction of its own features to be

@@ -372,7 +372,10 @@ class DenseCurvature:
             self.loose += conditional.loose.squares_times(bend)
         bends, size = bend.flatten(2).flatten(0, 1), self.block.scale.square().expand(bend.shape[2])
         found = gram_of(conditional.values.flatten(0, 1), bends, size)
-        self.dense = found if self.dense is None else self.dense + found
+        if self.dense is None or found.dtype != self.dense.dtype:
+            self.dense = found if self.dense is None else self.dense + found
+        else:
+            self.dense += found
 
     def tensors(self) -> list[Tensor]:
         """To be added to those of other processes, in the same precision whatever the size of batches."""
