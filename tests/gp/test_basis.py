@@ -63,9 +63,7 @@ def test_contrasts_are_the_axes_of_the_softmax(frequency: np.ndarray) -> None:
     assert torch.equal(contrasts(given.clone()), B)
 
 
-@pytest.mark.parametrize(
-    "counts", [[2, 1, 2], [1, 1, 1, 1], [5, 3, 3, 3, 1, 1], [0, 0, 0, 4], [999_999, 1_000_000, 1_000_001]]
-)
+@pytest.mark.parametrize("counts", [[2, 1, 2], [1, 1, 1, 1], [5, 3, 3, 3, 1, 1], [0, 0, 0, 4]])
 def test_rounding_does_not_choose_the_axes(counts: list[int]) -> None:
     """Of labels that are equally frequent, and the sign where two entries are equally large."""
     given = torch.tensor(counts, dtype=torch.float64)

@@ -307,7 +307,7 @@ def contrasts(frequency: Tensor) -> Tensor:
     """
     V = len(frequency)
     p = frequency.double() / frequency.double().sum().clamp(min=1e-300)
-    p = p - 1e-6 * torch.arange(1, V + 1, dtype=p.dtype).sqrt() / V  # which differences of counts never are
+    p = p + 1e-6 * torch.arange(V, 0, -1) / V
     even = torch.full((V, V), 1 / V, dtype=p.dtype)
     centre = torch.eye(V, dtype=p.dtype) - even
     bend = centre @ (p.diag() - p[:, None] * p) @ centre

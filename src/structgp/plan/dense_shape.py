@@ -73,9 +73,9 @@ Way: TypeAlias = Callable[[Options, Plan, Examples, torch.Generator], DenseShape
 
 
 def ways(plan: Plan) -> tuple[Way, ...]:
-    """By which the shape may be learned, the usual one first. Beside templates the bound's way takes three
-    times as long, and predicted worse: at the same weight .373 against .349 per token, left out of five
-    TRAINING sets of ``experiments.vectors``."""
+    """By which the shape may be learned where cross-validation decides. Beside templates the bound's way
+    takes three times as long, and predicted worse: at the same weight .373 against .349 per token, left out
+    of five TRAINING sets of ``experiments.vectors``."""
     return (by_bound, by_regression) if len(plan.split.node.blocks) == 1 else (by_regression,)
 
 

@@ -41,7 +41,7 @@ from structgp.gp.kernels import DenseKernel, RelevanceKernel, variance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.build import KernelChoice, build_kernel, relevance_kernel, rescale
 from structgp.plan.choices import NO_INDUCING, Choice
-from structgp.plan.dense_shape import DenseShape, ways
+from structgp.plan.dense_shape import DenseShape, by_bound
 from structgp.plan.options import Options
 from structgp.plan.pilot import Pilot, run_pilot
 from structgp.plan.resolve import Plan
@@ -127,7 +127,7 @@ def start_of(
             if isinstance(part, RelevanceKernel):
                 part.tails = plan.tails or part.tails
         if plan.has_dense:
-            shape = plan.shape or ways(plan)[0](options, plan, examples, generator)
+            shape = plan.shape or by_bound(options, plan, examples, generator)
             kernel.requires_grad_(False)
             return _dense_start(kernel, shape, plan, examples, tokens, options.random_state)
     node = Weights(kernel.requires_grad_(False), (examples.n_labels,), basis)
