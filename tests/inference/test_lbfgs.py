@@ -11,6 +11,10 @@ from hypothesis import strategies as st
 from structgp.inference.lbfgs import climb_down, minimize
 
 
+def zeros(size):
+    return torch.zeros(size, dtype=torch.float64)
+
+
 def quadratic(seed, size, condition):
     """Half the squared distance to a point, under a curvature of this condition; the point, and calls."""
     rng = np.random.default_rng(seed)
@@ -30,7 +34,7 @@ def quadratic(seed, size, condition):
 @given(seed=st.integers(0, 2**31), size=st.integers(1, 12), condition=st.floats(1, 1e3))
 def test_finds_the_lowest_point_of_a_quadratic(seed, size, condition):
     objective, goal, _ = quadratic(seed, size, condition)
-    x, value = climb_down(objective, size, steps=200, tolerance=0.0)
+    x, value = climb_down(objective, zeros(size), steps=200, tolerance=0.0)
     torch.testing.assert_close(x, goal, rtol=1e-5, atol=1e-5)
     assert value == pytest.approx(objective(x)[0], abs=1e-15)
 
@@ -38,18 +42,18 @@ def test_finds_the_lowest_point_of_a_quadratic(seed, size, condition):
 def test_few_steps_get_about_as_far_as_scipys():
     for seed in range(5):
         objective, _, calls = quadratic(seed, 200, 1e3)
-        start = objective(torch.zeros(200, dtype=torch.float64))[0]
-        _, mine = climb_down(objective, 200, steps=10, tolerance=0.0)
+        start = objective(zeros(200))[0]
+        _, mine = climb_down(objective, zeros(200), steps=10, tolerance=0.0)
         assert len(calls) <= 1 + 1 + 10 + 3  # few steps need a second try
-        _, theirs = minimize(objective, torch.zeros(200, dtype=torch.float64), steps=10, memory=10)
+        _, theirs = minimize(objective, zeros(200), steps=10, memory=10)
         assert mine < theirs + 0.02 * (start - theirs)
 
 
 def test_ends_where_a_step_gains_little_or_nothing():
     objective, _, calls = quadratic(0, 50, 1e4)
-    climb_down(objective, 50, steps=100, tolerance=0.5)
+    climb_down(objective, zeros(50), steps=100, tolerance=0.5)
     assert len(calls) < 20
-    flat = climb_down(lambda x: (1.0, torch.zeros_like(x)), 3, steps=5, tolerance=0.0)
+    flat = climb_down(lambda x: (1.0, torch.zeros_like(x)), zeros(3), steps=5, tolerance=0.0)
     assert flat[0].tolist() == [0, 0, 0]
     assert flat[1] == 1.0
 
@@ -62,5 +66,5 @@ def test_steps_are_shorter_where_the_objective_has_no_value(nothing):
         value = float(-torch.log(1 - x).sum() - 10 * x.sum()) if bool((x < 1).all()) else nothing
         return value, 1 / (1 - x) - 10
 
-    x, _ = climb_down(objective, 2, steps=50, tolerance=0.0)
+    x, _ = climb_down(objective, zeros(2), steps=50, tolerance=0.0)
     assert x.tolist() == pytest.approx([0.9, 0.9], abs=1e-4)

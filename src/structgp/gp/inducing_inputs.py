@@ -71,6 +71,9 @@ def _through(A: Tensor, matrix: Tensor) -> Tensor:
     return flat.reshape(B, T, R, r).transpose(1, 2)
 
 
+LOOKS = 64
+"""Rows picked on a GPU between looks at whether there are enough: asking takes it longer than picking."""
+
 WHOLE_MATRIX = 8_000
 """Rows up to which the whole prior covariance is computed at once (512 MB in float64)."""
 
@@ -105,30 +108,34 @@ def choose_inducing(
         M = min(most, len(rows))
         prior_row = _prior_rows(kernel, rows)
         factor = rows.new_zeros((M, len(rows)))
-        chosen: list[int] = []
-        total = float(prior.sum())
-        for m in range(M):
-            pivot = int(left.argmax())
-            if float(left.sum()) <= enough * total:
-                break
-            if float(left[pivot]) <= tolerance * float(prior.max()):
-                break
-            row = prior_row(pivot)
-            row = row - factor[:m, pivot] @ factor[:m]
+        looks = 1 if rows.device.type == "cpu" else LOOKS
+        pivots = torch.zeros(M, dtype=torch.long, device=rows.device)
+        # Before each pick: the variance left of all rows, and the largest.
+        sums, tops = rows.new_full((M + 1,), torch.inf), rows.new_full((M + 1,), torch.inf)
+        least_sum, least_top = enough * prior.sum(), tolerance * prior.max()
+        for m in range(M + 1):
+            pivot = left.argmax(0, keepdim=True)
+            sums[m], tops[m] = left.sum(), left[pivot][0]
+            if m % looks == 0 or m == M:
+                stops = (sums <= least_sum) | (tops <= least_top)
+                if m == M or bool(stops.any()):
+                    break
+            pivots[m] = pivot[0]
+            row = prior_row(pivot)[0]
+            row = row - factor[:m, pivot[0]] @ factor[:m]
             factor[m] = row / left[pivot].sqrt()
             left = (left - factor[m].square()).clamp_(min=0)
             left[pivot] = 0
-            chosen.append(pivot)
-        if not chosen:
-            # A kernel that vanishes everywhere (no token has a feature): any row will do.
-            chosen = [0]
-        share = float(left.sum() / prior.sum().clamp(min=torch.finfo(prior.dtype).tiny))
-    return InducingChoice(torch.tensor(chosen), share)
+        n_chosen = int(stops.int().argmax()) if bool(stops.any()) else M
+        share = float(sums[n_chosen] / prior.sum().clamp(min=torch.finfo(prior.dtype).tiny))
+    # A kernel that vanishes everywhere (no token has a feature): any row will do.
+    return InducingChoice(pivots[: max(1, n_chosen)].cpu(), share)
 
 
-def _prior_rows(kernel: Kernel, rows: Tensor) -> Callable[[int], Tensor]:
-    """Row i of K, from the whole matrix where that fits: a kernel call a row costs more."""
+def _prior_rows(kernel: Kernel, rows: Tensor) -> Callable[[Tensor], Tensor]:
+    """Rows of K by their places (n,), from the whole matrix where that fits: a kernel call a row costs
+    more."""
     if len(rows) <= WHOLE_MATRIX:
         whole = covariance(kernel, rows, rows)
-        return lambda i: whole[i]
-    return lambda i: covariance(kernel, rows[i : i + 1], rows)[0]
+        return lambda places: whole[places]
+    return lambda places: covariance(kernel, rows[places], rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from structgp.inference.problem import Problem
@@ -20,14 +21,16 @@ class FixedBatch:
 
     def __init__(self, problem: Problem, i: int, added: Sequence[Tensor]) -> None:
         self._blocks, batch = problem.posterior.blocks, problem.batches[i]
-        self._weight, self._draws = problem.weights[i].double(), None
+        self._weight, self._draws = problem.weights[i], None
+        # Compiled loops take double precision, a GPU's kernels either.
+        self._kind = torch.float64 if added[0].device.type == "cpu" else added[0].dtype
         if not problem.structure.many_templates:
-            double = [x.double() for x in added]
-            self._draws = problem.structure.fixed_draws(*double, batch.y, batch.mask, self._weight)
+            given = [x.to(self._kind) for x in added]
+            self._draws = problem.structure.fixed_draws(*given, batch.y, batch.mask, self._weight)
 
     def slopes(self, functions: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]] | None:
-        """As of ``Problem.slopes``, at mean functions (B, T, R) of each block, (P,) if shared, in double
-        precision; None where the structure has no such thing, or cannot do it at these scores."""
+        """As of ``Problem.slopes``, at mean functions (B, T, R) of each block, (P,) if shared; None where
+        the structure has no such thing, or cannot do it at these scores."""
         if self._draws is None:
             return None
         found = self._draws.value_and_slopes(*self._scores(functions))
@@ -36,7 +39,7 @@ class FixedBatch:
             self._draws = None if self._in_vain >= MOST_IN_VAIN else self._draws
             return None
         value, *slopes = found
-        return slopes[0].new_tensor(value), [
+        return torch.tensor(value, dtype=torch.float64), [
             block.pull_back(slope) for block, slope in zip(self._blocks, slopes, strict=True)
         ]
 
@@ -45,12 +48,12 @@ class FixedBatch:
         if self._draws is None:
             return None
         node = self._blocks[0]
-        basis = None if node.has_own_functions else node.basis.double()
+        basis = None if node.has_own_functions else node.basis.to(self._kind)
         found = self._draws.variances(*self._scores(functions), basis)
         if found is None:
             return None
-        return [self._weight.view(-1, *[1] * (bend.dim() - 1)) * bend for bend in found]
+        return [self._weight.to(found[0]).view(-1, *[1] * (bend.dim() - 1)) * bend for bend in found]
 
     def _scores(self, functions: Sequence[Tensor]) -> list[Tensor]:
-        """The mean scores of every template, in double precision."""
-        return [block.scores(h.double()) for block, h in zip(self._blocks, functions, strict=True)]
+        """The mean scores of every template."""
+        return [block.scores(h.to(self._kind)) for block, h in zip(self._blocks, functions, strict=True)]

@@ -199,7 +199,7 @@ def resolve(options: Options, examples: Examples | ShardedExamples, together: Pr
         value = replace(optimizer.value, tolerance=settled)  # type: ignore[type-var]
         optimizer = replace(optimizer, value=value)
     if isinstance(optimizer.value, Minibatch):
-        optimizer = replace(optimizer, value=optimizer.value.paced(examples.n_tokens))
+        optimizer = replace(optimizer, value=optimizer.value.paced(examples.n_tokens, options.torch_device))
     scales = "the fit learns the kernel" if on_bound else "the fit does not learn the kernel"
     if getattr(asked, "learn_scales", "auto") != "auto":
         scales = choices.PAPER if options.preset else ASKED
@@ -289,7 +289,7 @@ def going_on(options: Options, examples: Examples, old: Posterior) -> Plan:
     before = "as before"
     firm = features_per_token(examples)
     onward = Minibatch(goes_on=True, hold=firm, learning_rounds=LATER_LEARNING_ROUNDS)
-    onward = onward.paced(examples.n_tokens)
+    onward = onward.paced(examples.n_tokens, options.torch_device)
     reason = "the earlier data are known through their posterior alone"
     optimizer: Choice[Optimizer] = Choice(onward, reason)
     return Plan(

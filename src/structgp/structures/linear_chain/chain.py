@@ -14,9 +14,11 @@ from torch import Generator, Tensor
 from structgp.errors import InputError
 from structgp.structures.base import Curvature, Structure
 from structgp.structures.linear_chain.fixed_draws import FixedDraws, fixed_draws
+from structgp.structures.linear_chain.fused_draws import FusedDraws
 from structgp.structures.linear_chain.messages import (
     likely_spans,
     log_partition,
+    next_variances,
     node_marginals,
     pass_messages,
 )
@@ -54,7 +56,7 @@ class Chain(Structure):
 
     def fixed_draws(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, weight: Tensor
-    ) -> FixedDraws | None:
+    ) -> FixedDraws | FusedDraws | None:
         """For draws that differ from their mean by fixed scores f and g: what gives the expected
         log-likelihood and its slopes at any mean, several times as fast as ``log_prob`` and autograd; None
         where it cannot."""
@@ -219,7 +221,7 @@ class ChainProgram(Program):
         S, at_once = len(scores[0]), draws_at_once(scores[0])
         at_node, at_next = scores[0].new_zeros(()), scores[0].new_zeros(())
         for f, g in zip(*(x.split(at_once) for x in scores), strict=True):
-            node, bend = pass_messages(f, g, self.layout.mask).next_variances()
+            node, bend = next_variances(f, g, self.layout.mask)
             at_node = at_node + variance(node, basis).sum(0)
             at_next = at_next + bend.sum(0)
         return at_node / S, at_next / S

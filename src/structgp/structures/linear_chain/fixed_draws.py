@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structgp.structures.linear_chain.messages import compiled_loops
+from structgp.structures.linear_chain.fused_draws import FusedDraws
+from structgp.structures.linear_chain.messages import compiled_loops, is_fused
 from structgp.structures.masks import keep_known, leaves_open
 from structgp.structures.program import Program, Scores
 from structgp.structures.threads import share
@@ -143,12 +144,17 @@ def packs_of(lengths: np.ndarray, G: int) -> np.ndarray:
     return np.array([[*pack, *[-1] * (G - len(pack))] for pack in found])
 
 
-def fixed_draws(program: Program, f: Tensor, g: Tensor, y: Tensor, weight: Tensor) -> FixedDraws | None:
-    """None where compiled loops are not to be had, would not pay, or do not know such scores."""
-    enough = (
-        f[0].numel() * f.shape[-1] >= WORTH_COMPILING and f[0].numel() > 0 and f.shape[-1] <= MOST_LABELS
-    )
-    known = f.dtype == g.dtype == weight.dtype == torch.float64 and f.device.type == "cpu" and g.dim() == 3
+def fixed_draws(
+    program: Program, f: Tensor, g: Tensor, y: Tensor, weight: Tensor
+) -> FixedDraws | FusedDraws | None:
+    """None where neither compiled loops nor kernels are to be had, would pay, or know such scores."""
+    mask, V = program.layout.mask, f.shape[-1]
+    if g.dim() != 3 or not f.numel():
+        return None
+    if is_fused(f, g, mask):
+        return FusedDraws(program, program.restrict((f, g)), y, weight)
+    enough = f[0].numel() * V >= WORTH_COMPILING and V <= MOST_LABELS
+    known = f.dtype == g.dtype == weight.dtype == torch.float64 and f.device.type == "cpu"
     if not enough or not known or compiled_loops() is None:
         return None
     if len(f) % LANES and LANES % len(f):

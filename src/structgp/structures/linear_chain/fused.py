@@ -51,7 +51,7 @@ class Saved:
 
     def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients in f (S, B, T, V), 0 at padding, and in g (S, V, V), of log Z times weight (S, B)."""
-        nodes, tables = _marginals(self, weight, tables=True)
+        nodes, tables = _marginals(self, weight, "sums")
         return nodes, tables[:, 0] if tables.shape[1] == 1 else tables.sum(1)
 
 
@@ -102,23 +102,32 @@ def forward(f: Tensor, g: Tensor, mask: Tensor, shape: Shape | None = None) -> t
 def node_marginals(f: Tensor, g: Tensor, mask: Tensor, shape: Shape | None = None) -> Tensor:
     """(S, B, T, V) probabilities of labels, 0 at padding and where a sequence has no labelling."""
     log_z, saved = forward(f, g, mask, shape)
-    return _marginals(saved, torch.ones_like(log_z), tables=False)[0]
+    return _marginals(saved, torch.ones_like(log_z), "none")[0]
 
 
-def _marginals(saved: Saved, weight: Tensor, *, tables: bool) -> tuple[Tensor, Tensor]:
-    """Node marginals times weight (S, B), and those of transitions (S, blocks of sequences, V, V)."""
+def next_variances(f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Node marginals (S, B, T, V), and p (1 - p) of each label with the next one, summed over positions,
+    (S, B, V, V)."""
+    log_z, saved = forward(f, g, mask, Shape(1, default_shape(1, f.shape[-1]).num_warps))
+    return _marginals(saved, torch.ones_like(log_z), "bends")
+
+
+def _marginals(saved: Saved, weight: Tensor, tables: str) -> tuple[Tensor, Tensor]:
+    """Node marginals times weight (S, B), and of transitions (S, blocks of sequences, V, V): 'none'; the
+    'sums' of marginals times weight; or the sums of their 'bends', p (1 - p)."""
     from structgp.structures.linear_chain.fused_kernels import backward_kernel
 
     f = saved.f
     S, B, T, V = f.shape
     n_blocks = -(-B // saved.shape.block_b)
+    wanted = {"TABLES": tables != "none", "BENDS": tables == "bends"}
     nodes = torch.empty_like(f)
     # One part for each program, summed afterwards: the sum's order is then always the same.
-    parts = f.new_empty((S, n_blocks, V, V) if tables else (0,))
+    parts = f.new_empty((0,) if tables == "none" else (S, n_blocks, V, V))
     with torch.cuda.device_of(f):
         backward_kernel[(S * n_blocks,)](
             f, saved.g, saved.mask, saved.alpha, saved.careful, weight.to(f.dtype).contiguous(),
-            nodes, parts, B, T, n_blocks, **_constants(saved), TABLES=tables,
+            nodes, parts, B, T, n_blocks, **_constants(saved), **wanted,
         )  # fmt: skip
     return nodes, parts
 

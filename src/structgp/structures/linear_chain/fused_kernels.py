@@ -179,10 +179,11 @@ def _forward_in_logs(f_ptr, g_ptr, log_z_ptr, alpha_ptr, s, chain, T, n, V: tl.c
 def backward_kernel(
     f_ptr, g_ptr, mask_ptr, alpha_ptr, careful_ptr, weight_ptr, nodes_ptr, tables_ptr, B, T, n_blocks,
     V: tl.constexpr, VP: tl.constexpr, BLOCK_B: tl.constexpr, LOW: tl.constexpr,
-    TINY: tl.constexpr, CHUNK: tl.constexpr, TABLES: tl.constexpr,
+    TINY: tl.constexpr, CHUNK: tl.constexpr, TABLES: tl.constexpr, BENDS: tl.constexpr,
 ):  # fmt: skip
     """Node marginals times weight (S, B, T, V), 0 at padding, and with TABLES those of transitions, summed
-    over the sequences of a program (S, n_blocks, V, V).
+    over the sequences of a program (S, n_blocks, V, V). With BENDS, for programs of one sequence and weight
+    1, p (1 - p) of each transition in their place.
 
     Messages are known but for a factor, and so the products of two are normalised at each step.
     """
@@ -234,7 +235,10 @@ def backward_kernel(
         weight = tl.where((t + 1 == n) & (norm == 0), 0.0, weight)
         share = tl.where(t < n, weight / tl.maximum(norm, LOW), 0.0)
         tl.store(nodes_ptr + at + t * V, node * share[:, None], mask=(t < n)[:, None] & label)
-        if TABLES:
+        if BENDS:
+            p = _outer(passed, alpha * share[:, None]) * edge
+            counts += p - p * p
+        elif TABLES:
             counts += _outer(passed, alpha * share[:, None])
 
         q = beta * tl.exp(f - _finite(tl.max(f, 1))[:, None])
@@ -246,7 +250,8 @@ def backward_kernel(
         passed = q * factor[:, None]
         f = f_next
         alpha = alpha_next
-    counts *= edge
+    if not BENDS:
+        counts *= edge
 
     if was_careful | _vanished(smallest, zeros, least, LOW, TINY, VP):
         tl.debug_barrier()  # before the same places are written again
@@ -254,7 +259,7 @@ def backward_kernel(
         for k in range(BLOCK_B):
             counts += _backward_in_logs(
                 f_ptr, g_ptr, alpha_ptr, weight_ptr, nodes_ptr, was_careful, s, s * B + first + k, T,
-                tl.sum(tl.where(row == k, n, 0), 0), V, VP, TABLES,
+                tl.sum(tl.where(row == k, n, 0), 0), V, VP, TABLES, BENDS,
             )  # fmt: skip
     if TABLES:
         tl.store(tables_ptr + pid * V * V + v[None, :] * V + v[:, None], counts, mask=two)
@@ -263,7 +268,7 @@ def backward_kernel(
 @triton.jit
 def _backward_in_logs(
     f_ptr, g_ptr, alpha_ptr, weight_ptr, nodes_ptr, alpha_is_log, s, chain, T, n,
-    V: tl.constexpr, VP: tl.constexpr, TABLES: tl.constexpr,
+    V: tl.constexpr, VP: tl.constexpr, TABLES: tl.constexpr, BENDS: tl.constexpr,
 ):  # fmt: skip
     """``backward_kernel`` of one sequence of n positions, for any potentials below +inf. Returns the sums
     of transitions, (VP, VP), [j, i]."""
@@ -292,6 +297,8 @@ def _backward_in_logs(
         tl.store(nodes_ptr + at + t * V, node * share[:, None], mask=label)
         if TABLES:
             p = tl.exp(ahead + (alpha - best[:, None])[:, None, :]) * share[:, None, None]
+            if BENDS:
+                p -= p * p
             counts += tl.sum(p, 0)
         passed = f + beta
         passed -= _finite(tl.max(passed, 1))[:, None]

@@ -60,7 +60,7 @@ class _LogPartition(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
         ctx.save_for_backward(f, g)
-        if (f.is_cuda or "TRITON_INTERPRET" in os.environ) and fused.supports(f, g, mask):
+        if is_fused(f, g, mask):
             log_z, ctx.messages = fused.forward(f, g, mask)
             return log_z
         ctx.messages = pass_messages(f, g, mask)
@@ -78,11 +78,23 @@ log_partition: Callable[[Tensor, Tensor, Tensor], Tensor] = _LogPartition.apply
 """(S, B) log Z of f (S, B, T, V), g and mask, differentiable once in f and g."""
 
 
+def is_fused(f: Tensor, g: Tensor, mask: Tensor) -> bool:
+    """Whether the kernels of ``fused`` take these scores."""
+    return (f.is_cuda or "TRITON_INTERPRET" in os.environ) and fused.supports(f, g, mask)
+
+
 def node_marginals(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
     """(S, B, T, V) probabilities of labels, 0 at padding."""
-    if (f.is_cuda or "TRITON_INTERPRET" in os.environ) and fused.supports(f, g, mask):
+    if is_fused(f, g, mask):
         return fused.node_marginals(f, g, mask)
     return pass_messages(f, g, mask).node_marginals()
+
+
+def next_variances(f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """``Messages.next_variances``."""
+    if is_fused(f, g, mask):
+        return fused.next_variances(f.detach(), g.detach(), mask)
+    return pass_messages(f, g, mask).next_variances()
 
 
 def pass_messages(f: Tensor, g: Tensor, mask: Tensor) -> Messages:
