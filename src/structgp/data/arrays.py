@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,11 +45,19 @@ def as_numpy(x: Any, place: str) -> Any:
 
 
 def as_csr(x: Any) -> Any:
-    matrix = x if x.format == "csr" else scipy.sparse.csr_matrix(x)
-    if not matrix.has_canonical_format:
-        matrix = matrix.copy()  # it may share its arrays with x, which is not ours to change
-        matrix.sum_duplicates()
-    return matrix
+    """A scipy-sparse matrix by rows, whose entries may be in any order, and come more than once."""
+    return x if x.format == "csr" else scipy.sparse.csr_matrix(x)
+
+
+def stacked(matrices: Sequence[Any]) -> Any:
+    """The rows of all of these, which are of ``as_csr`` and of one width, with entries in order, each of
+    them once. Shares nothing with them."""
+    lengths = np.concatenate([[0], *(np.diff(x.indptr) for x in matrices)])
+    data, indices = (np.concatenate([getattr(x, part) for x in matrices]) for part in ("data", "indices"))
+    shape = len(lengths) - 1, matrices[0].shape[1]
+    found = scipy.sparse.csr_matrix((data, indices, np.cumsum(lengths)), shape=shape)
+    found.sum_duplicates()
+    return found
 
 
 def refuse_odd(x: Any, place: str) -> None:

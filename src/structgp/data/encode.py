@@ -26,7 +26,16 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from structgp.data.arrays import LARGEST, as_csr, as_dense, as_vector, check_finite, is_array, not_usable
+from structgp.data.arrays import (
+    LARGEST,
+    as_csr,
+    as_dense,
+    as_vector,
+    check_finite,
+    is_array,
+    not_usable,
+    stacked,
+)
 from structgp.data.batch import UNUSED, Batch
 from structgp.data.token_forms import form_of
 from structgp.data.vocabulary import MOST_PLACES, RowLayout, Vocabulary
@@ -176,16 +185,17 @@ class FeatureEncoder(Vocabulary):
             self._check_width(matrix.shape[1], given[n][0])
         if not there:
             return [_EMPTY for _ in given]
-        data = np.concatenate([matrix.data for matrix in there.values()])
-        if not np.abs(data).max(initial=0) <= np.float64(LARGEST):  # which float32 cannot hold
+        whole = stacked(list(there.values()))
+        if not np.abs(whole.data).max(initial=0) <= np.float64(LARGEST):  # which float32 cannot hold
             for n, matrix in there.items():
                 _check_sparse(matrix, given[n][0])
-        counts = [np.diff(matrix.indptr) for matrix in there.values()]
-        ids = self._column_ids(np.concatenate([matrix.indices for matrix in there.values()]))
-        rows, found, start = entries(np.concatenate(counts), ids, data), [_EMPTY] * len(given), 0
-        for n, own in zip(there, counts, strict=True):
-            found[n] = rows[start : start + len(own), : 2 * max(1, int(own.max()))]
-            start += len(own)
+        counts = np.diff(whole.indptr)
+        rows = entries(counts, self._column_ids(whole.indices), whole.data)
+        found, start = [_EMPTY] * len(given), 0
+        for n, matrix in there.items():
+            end = start + matrix.shape[0]
+            found[n] = rows[start:end, : 2 * max(1, int(counts[start:end].max()))]
+            start = end
         return found
 
     def _column_ids(self, columns: np.ndarray) -> np.ndarray:
@@ -290,6 +300,7 @@ def entries(counts: np.ndarray, ids: ArrayLike, values: ArrayLike) -> np.ndarray
 
 def _check_sparse(matrix: Any, place: str) -> None:
     """InputError for a value of a scipy-sparse matrix that cannot be squared."""
+    matrix = stacked([matrix])
     bad = ~(np.abs(matrix.data) <= np.float64(LARGEST))
     if bad.any():
         first = int(np.argmax(bad))
