@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.generate import generate
+from gpytorch.kernels import RBFKernel
 
 from structgp import Inducing, Mixture, Natural, SecondOrder, StructgpWarning, StructuredGPClassifier
+from structgp.gp.inducing_inputs import choose_inducing
 from structgp.inference.lbfgs import climb_down, minimize
 from structgp.plan.options import NAMED
 
@@ -82,6 +84,21 @@ def test_auto_is_the_gpu_where_there_is_one():
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert model.ask(made.X).question.device == expected
     assert model.training_log_["plan"]["device"]["value"] == expected
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_the_same_inducing_inputs_are_picked():
+    """However seldom a GPU is asked whether there are enough: fewer than all, none too many."""
+    rows = torch.randn(300, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows[:40] = rows[40:80]
+    for most, enough in ((300, 0.0), (300, 0.05), (10, 0.0), (70, 0.2)):
+        here, there = (
+            choose_inducing(RBFKernel().double().to(where), rows.to(where), most, enough=enough)
+            for where in ("cpu", "cuda")
+        )
+        assert here.index.tolist() == there.index.tolist()
+        assert here.residual == pytest.approx(there.residual, abs=1e-9)
 
 
 FITS = {

@@ -6,9 +6,7 @@ kernels are imported, and so in a process of its own.
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
 import subprocess
 import sys
 from types import ModuleType
@@ -17,33 +15,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.structures.kernels import DEVICE, INTERPRETED, on_kernels, run_interpreted
 from torch import Tensor
 
 from structgp.structures.linear_chain import fused
 from structgp.structures.linear_chain.fused import Shape
 from structgp.structures.linear_chain.messages import Logs, log_partition
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-10}
-
-# What needs kernels to run on: deselected without a device, but by the interpreter's own process.
-on_kernels = pytest.mark.gpu
 
 
 @pytest.mark.slow
 def test_in_the_interpreter() -> None:
     """All tests below."""
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("needs Triton: pip install structgp[gpu-test]")
-    if INTERPRETED:
-        pytest.skip("this is the interpreter")
-    command = [sys.executable, "-m", "pytest", __file__, "-q", "-m", "gpu", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "passed" in done.stdout
+    run_interpreted(__file__)
 
 
 def test_needs_a_device() -> None:

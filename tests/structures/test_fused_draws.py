@@ -5,24 +5,15 @@ On a CUDA device (marker ``gpu``) for real; elsewhere in Triton's interpreter, i
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.structures.kernels import DEVICE, INTERPRETED, on_kernels, run_interpreted
 
 from structgp.structures import Chain, Rules
 from structgp.structures.linear_chain.fused_draws import FusedDraws
 from structgp.structures.linear_chain.messages import Logs, next_variances
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -34,16 +25,7 @@ def _has_device(request: pytest.FixtureRequest) -> None:
 @pytest.mark.slow
 def test_in_the_interpreter() -> None:
     """All tests below."""
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("needs Triton: pip install structgp[gpu-test]")
-    if INTERPRETED:
-        pytest.skip("this is the interpreter")
-    command = [sys.executable, "-m", "pytest", __file__, "-q", "-m", "gpu", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "passed" in done.stdout
+    run_interpreted(__file__)
 
 
 def case(seed, S=4, B=3, T=4, V=3, dtype=torch.float64, spread=1.0):
@@ -76,7 +58,7 @@ def agree(chain, f, g, mean_f, mean_g, y, mask, weight, basis=None):
         torch.testing.assert_close(mine.double(), theirs, rtol=near, atol=near)
 
 
-@pytest.mark.gpu
+@on_kernels
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**31), S=st.integers(1, 4), B=st.integers(1, 4), T=st.integers(1, 5),
@@ -86,7 +68,7 @@ def test_value_slopes_and_variances_are_those_of_autograd(seed, S, B, T, V, dtyp
     agree(Chain(), *case(seed, S, B, T, V, dtype))
 
 
-@pytest.mark.gpu
+@on_kernels
 def test_rules_missing_labels_and_a_basis():
     follows = torch.tensor([[True, True, False], [True, True, True], [False, True, True]])
     anywhere = torch.ones(3, dtype=torch.bool)
@@ -99,7 +81,7 @@ def test_rules_missing_labels_and_a_basis():
     agree(Chain(), f, g, mean_f, mean_g, y, mask, weight)
 
 
-@pytest.mark.gpu
+@on_kernels
 def test_a_labelling_that_rules_forbid_has_no_value():
     follows = torch.tensor([[False, True, True], [True, True, True], [True, True, True]])
     anywhere = torch.ones(3, dtype=torch.bool)
@@ -108,7 +90,7 @@ def test_a_labelling_that_rules_forbid_has_no_value():
     assert fixed.value_and_slopes(mean_f, mean_g) is None
 
 
-@pytest.mark.gpu
+@on_kernels
 @pytest.mark.parametrize("spread", [1.0, 60.0, 400.0])
 def test_variances_of_transitions_are_those_of_log_space(spread):
     """Where probabilities vanish on the way, and where they do not."""

@@ -7,12 +7,10 @@ kernels are imported, and so in a process of its own.
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from tests.structures.kernels import DEVICE, INTERPRETED, on_kernels, run_interpreted
 from torch import Tensor
 
 from structgp.data.layout import GraphLayout, Tuples
@@ -20,28 +18,14 @@ from structgp.structures.graph import path_fused
 from structgp.structures.graph.path_sweeps import PathCover, PathSweeps
 from structgp.structures.graph.reweighted import Reweighted
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
 SIZES = (2, 2, 3, 2) if INTERPRETED else (5, 4, 6, 5)
 """Draws, rows, columns, labels: the interpreter takes milliseconds for one step."""
-
-# What needs kernels to run on: deselected without a device, but by the interpreter's own process.
-on_kernels = pytest.mark.gpu
 
 
 @pytest.mark.slow
 def test_in_the_interpreter() -> None:
     """All tests below."""
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("needs Triton: pip install structgp[gpu-test]")
-    if INTERPRETED:
-        pytest.skip("this is the interpreter")
-    command = [sys.executable, "-m", "pytest", __file__, "-q", "-m", "gpu", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "passed" in done.stdout
+    run_interpreted(__file__)
 
 
 def test_needs_a_device() -> None:
