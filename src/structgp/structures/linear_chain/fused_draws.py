@@ -10,7 +10,7 @@ from torch import Tensor
 
 from structgp.structures.linear_chain import fused
 from structgp.structures.masks import keep_known, leaves_open
-from structgp.structures.program import Program, Scores, variance
+from structgp.structures.program import TRANSITIONS_AT_ONCE, Program, Scores, variance
 
 
 class FusedDraws:
@@ -64,5 +64,9 @@ class FusedDraws:
     def _variances(
         self, added: Tensor, f: Tensor, g: Tensor, basis: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        node, bend = fused.next_variances(f + added, g + self._g, self._mask)
-        return variance(node, basis).mean(0), bend.mean(0)
+        at_once = max(1, TRANSITIONS_AT_ONCE // (len(f) * g.numel()))
+        at_node, at_next = f.new_zeros(()), g.new_zeros(())
+        for some, tables in zip(added.split(at_once), self._g.split(at_once), strict=True):
+            node, bend = fused.next_variances(f + some, g + tables, self._mask)
+            at_node, at_next = at_node + variance(node, basis).sum(0), at_next + bend.sum(0)
+        return at_node / len(added), at_next / len(added)
