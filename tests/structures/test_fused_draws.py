@@ -47,7 +47,7 @@ def agree(chain, f, g, mean_f, mean_g, y, mask, weight, basis=None):
     fixed = chain.fixed_draws(f, g, y, mask, weight)
     assert isinstance(fixed, FusedDraws)
     near = 1e-9 if f.dtype == torch.float64 else 2e-4
-    leaves = [x.double().requires_grad_() for x in (mean_f, mean_g)]
+    leaves = [x.double().clone().requires_grad_() for x in (mean_f, mean_g)]
     value = chain.log_prob(f.double() + leaves[0], g.double() + leaves[1], y, mask).mean(0) @ weight
     wanted = value.detach(), *torch.autograd.grad(value, leaves)
     for mine, theirs in zip(fixed.value_and_slopes(mean_f, mean_g), wanted, strict=True):
