@@ -16,6 +16,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from structgp.gp.kernels import covariance, variance
+from structgp.gp.linalg import times_lower
 from structgp.gp.spreads import LowRank, Spread, weighted_gram
 
 
@@ -58,8 +59,12 @@ def _uncertainty(A: Tensor, spread: Spread) -> Tensor:
         return weighted_gram(A, spread.sd.square()) - along @ along.mT
     if spread.dim() == 2:
         return weighted_gram(A, spread.square())
-    root = _through(A, spread)
-    return root @ root.mT
+    # One function after the other, which leaves nothing to be copied.
+    flat, parts = A.flatten(0, 1), []
+    for lower in spread:
+        root = times_lower(flat, lower).view_as(A)
+        parts.append(root @ root.mT)
+    return torch.stack(parts, 1)
 
 
 def _through(A: Tensor, matrix: Tensor) -> Tensor:
