@@ -74,10 +74,12 @@ announcements of ``experiments.seminars`` (36,000 tokens), the NLL of 120 others
 them chose the weight, and .0488 where 40 did."""
 
 ANSWER_DRAWS = 32
-"""Draws of the predictions where those come from joint draws, a quarter of the default's. They raise the
-loss, by a tenth where many labels are rare, so label probabilities come without them where those of the
-fitted model will (``answers.local_points``). The fits have as many draws as the real one: under a large
-weight, fewer are overfitted, and large weights would look worse than they are."""
+"""Draws of the predictions of dense features' weights, and of links, which come from joint draws: a quarter
+of the default's. They raise the loss, by a tenth where many labels are rare, so label probabilities come
+without them where those of the fitted model will (``answers.local_points``), and values at inducing inputs
+have as many draws as the fitted model, or other kernels would seem better than theirs. The fits have as
+many draws as the real one: under a large weight, fewer are overfitted, and large weights would look worse
+than they are."""
 
 
 def choose(
@@ -313,7 +315,8 @@ class Fold:
     def _asked(self, model: Model, spreads: Sequence[float]) -> Iterator[Asked]:
         """The sequences left out, under each spread: as the fitted model will answer where that takes no
         joint draws, else by the same few draws."""
-        question = Question(ANSWER_DRAWS, None, self.plan.device.value, local=self.options.local)
+        n_draws = ANSWER_DRAWS if self.plan.has_weights else model.n_draws
+        question = Question(n_draws, None, self.plan.device.value, local=self.options.local)
 
         def under(spread: float) -> Asked:
             return Asked(replace(model, spread=spread), question, self.left_out.rows, self.left_out.links)

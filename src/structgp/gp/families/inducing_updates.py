@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from structgp.gp.block import LEAST_PRECISION
-from structgp.gp.inducing_inputs import Projection
+from structgp.gp.inducing_inputs import Projection, not_padding
 from structgp.gp.linalg import add_upper_gram, factor_from_upper, factor_of_inverse
 from structgp.gp.low_rank_fit import fit_low_rank
 from structgp.gp.spreads import LowRank
@@ -44,11 +44,12 @@ class InducingCurvature:
     def add(self, conditional: Projection, bend: Tensor) -> None:
         """bend : (B, R, T, T). Cost O(R B T M^2); O(R B T M T) for the diagonal."""
         A = conditional.projection
-        flat, square = A.flatten(0, 1), self.block.scale.square()
+        flat, square, there = A.flatten(0, 1), self.block.scale.square(), not_padding(A)
+        some = flat[there]
         for j, total in enumerate(self.precision):
             bent = ((square * bend[:, j]) @ A).flatten(0, 1)
             if total.dim() == 2:
-                add_upper_gram(total, flat, bent)
+                add_upper_gram(total, some, bent[there])
             else:
                 total += (bent * flat).sum(0)
         if self.block.form == "low-rank":
