@@ -102,3 +102,19 @@ def test_a_matrix_of_zeros_has_a_factor() -> None:
     factor = cholesky(torch.zeros(2, 4, 4, dtype=torch.float64))
     assert factor.isfinite().all()
     assert factor.abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("n", [1, 5, 9, 30])
+def test_products_with_triangular_matrices(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linalg, "SMALL", 4)
+    generator = torch.Generator().manual_seed(n)
+    x, y, lower = (torch.randn(k, n, generator=generator, dtype=torch.float64) for k in (7, 7, n))
+    lower = lower.tril()
+    torch.testing.assert_close(linalg.times_lower(x, lower), x @ lower)
+    bend = y @ y.T
+    total = torch.eye(n, dtype=torch.float64)
+    linalg.add_upper_gram(total, x, bend @ x)
+    torch.testing.assert_close(total.triu(), (torch.eye(n) + x.T @ bend @ x).triu())
+    found = linalg.factor_from_upper(total)
+    whole = total.triu() + total.triu(1).T
+    torch.testing.assert_close(found @ found.T, torch.linalg.inv(whole))

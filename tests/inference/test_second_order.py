@@ -604,6 +604,34 @@ def test_draws_are_doubled_where_rounds_go_back_and_forth(
     assert len(problem.fixed_noise(4, torch.Generator())[0][0]) == 8
 
 
+@pytest.mark.parametrize(("excess", "n_draws"), [(0.1, 4), (0.3, 8), (0.7, 16), (50.0, 128)])
+def test_draws_are_as_many_as_the_bound_on_fresh_ones_asks_for(
+    excess: float, n_draws: int, cases: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In proportion to how much lower it is, at once."""
+    told = iter([excess])
+    found = "structgp.inference.second_order._excess"
+    monkeypatch.setattr(found, lambda *_: (next(told, 0.0), 0))
+    problem = cases.make_problem(Chain(), n_sequences=6)
+    steps = cases.finish(SecondOrder(n_draws=4, learn_scales=False, tolerance=1.0), problem)
+    assert steps[-1].n_draws == n_draws
+    assert steps[-1].converged
+
+
+def test_a_brief_fit_ends_when_scales_have_been_learned(cases: ModuleType) -> None:
+    """With the scales of the longer one."""
+    problems = [cases.make_problem(Chain(), n_sequences=6) for _ in range(2)]
+    brief, longer = (
+        cases.finish(SecondOrder(brief=brief, learning_tolerance=0.02), problem)
+        for brief, problem in zip((True, False), problems, strict=True)
+    )
+    assert len(brief) < len(longer)
+    assert brief[-1].converged
+    assert [step.elbo for step in brief] == [step.elbo for step in longer[: len(brief)]]
+    amplitudes = [problem.posterior.node.log_amplitude for problem in problems]
+    assert torch.equal(*amplitudes)
+
+
 @pytest.mark.slow
 def test_a_large_amplitude_gets_more_draws_and_a_higher_bound(cases: ModuleType) -> None:
     bounds = {}

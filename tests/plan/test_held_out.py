@@ -29,7 +29,7 @@ from structgp.gp.kernels.relevance import HEAVY_TAILS, LIGHT_TAILS
 from structgp.inference import Problem
 from structgp.inference.checkpoint import Checkpoint
 from structgp.inference.distributed import Processes
-from structgp.plan import choices, held_out, trials
+from structgp.plan import choices, held_out, start, trials
 from structgp.plan.held_out import Fold, Folds
 from structgp.plan.learning_curve import Curve
 from structgp.plan.options import Options
@@ -579,7 +579,7 @@ def test_a_second_look_at_the_spread_of_dense_features(
 ) -> None:
     """Folds beyond those that have left out enough are asked where the best spread was not taken."""
     cut_into(3, monkeypatch)
-    monkeypatch.setattr(held_out, "COSTLY", (1, 1_000))
+    monkeypatch.setattr(held_out, "DENSE", (1, 1_000))
     dense = read_examples([np.eye(9)[[int(token[0][1:]) for token in x]] for x in data.X], data.y)
     plan = resolve(Options(), dense)
     folds = Folds(Options(), plan, dense)
@@ -627,6 +627,38 @@ def test_transitions_with_features_need_two_tokens(monkeypatch: pytest.MonkeyPat
     folds = Folds(options, resolve(options, found), found)
     assert len(folds.folds) == 2  # not the one that leaves out the only transition
     CHOOSE(options, resolve(options, found), found)
+
+
+def test_the_shape_of_a_kernel_is_learned_once_in_a_fold(
+    examples: Examples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And fits begin as if it had been learned by each of them."""
+    asked: list[Any] = []
+    learn = start.learn_kernel
+    monkeypatch.setattr(start, "learn_kernel", lambda *given: asked.append(given) or learn(*given))
+    options = Options(kernel="template", posterior="inducing")
+    plan = resolve(options, examples)
+    rest, left_out = examples.part([0, 1, 2, 3]), examples.part([4, 5])
+    fold = Fold(options, plan, rest, left_out)
+    found = [fold.predict(Candidate(weight), (1.0,))[0] for weight in (1.0, 2.0)]
+    assert len(asked) == 1
+    alone = Fold(options, plan, rest, left_out).predict(Candidate(2.0), (1.0,))[0]
+    assert len(asked) == 2
+    np.testing.assert_array_equal(found[1], alone)
+
+
+def test_trials_of_a_kernel_that_is_not_learned_are_brief(examples: Examples) -> None:
+    for learns in (True, False):
+        options = Options(kernel="template", prior=Prior(learn_kernel=learns))
+        optimizer = held_out.shorter(resolve(options, examples)).optimizer.value
+        assert isinstance(optimizer, SecondOrder)
+        assert optimizer.brief is not learns
+
+
+@pytest.mark.parametrize(("R", "N", "most"), [(2, 900, None), (2, 1_500, 1_500), (2, 9_000, None)])
+def test_few_tokens_have_all_the_inducing_inputs_they_can_use(R: int, N: int, most: int | None) -> None:
+    found = choices.whole_gp(R, N)
+    assert (found and found.value) == most
 
 
 def test_a_fit_to_half_of_a_fold(examples: Examples) -> None:

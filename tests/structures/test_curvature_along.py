@@ -131,6 +131,37 @@ def test_the_careful_way_bends_alike(along: str, monkeypatch: pytest.MonkeyPatch
     assert_close(Chain().curvature(*given, basis), fast, 1e-11)
 
 
+@pytest.mark.skipif(messages.compiled_loops() is None, reason="numba is not installed")
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=4),
+    along=st.sampled_from(sorted(BASES)),
+    size=st.floats(0.1, 20.0),
+    forbids=st.booleans(),
+)
+def test_compiled_loops_bend_alike(lengths: list[int], along: str, size: float, forbids: bool) -> None:
+    f, g, _, mask = draws(tuple(lengths), size=size, T=6)
+    if forbids:
+        g[:, 0, 1] = -torch.inf
+    node, step = Chain().walk(f, g, mask)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moments, "WORTH_COMPILING", 1)
+        patch.setattr(moments, "NEGLIGIBLE", 0.0)
+        expected = moments._in_torch(node, step, mask, BASES[along])
+        assert_close(moments.chain_curvature(node, step, mask, BASES[along]), expected, 1e-11)
+
+
+@pytest.mark.skipif(messages.compiled_loops() is None, reason="numba is not installed")
+def test_compiled_loops_end_where_labels_have_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left out is negligible, also where one chain remembers far longer than the others."""
+    f, g, _, mask = draws((40, 7, 2), size=2.0, T=40)
+    g[1] = 6 * torch.eye(V, dtype=g.dtype)
+    walked = *Chain().walk(f, g, mask), mask, BASES["contrasts"]
+    expected = moments._in_torch(*walked)
+    monkeypatch.setattr(moments, "WORTH_COMPILING", 1)
+    assert_close(moments.chain_curvature(*walked), expected, 1e-5)
+
+
 @each_structure
 def test_each_label_is_a_direction(name: str) -> None:
     structure, _ = STRUCTURES[name]

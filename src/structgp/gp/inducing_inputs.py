@@ -16,6 +16,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from structgp.gp.kernels import covariance, variance
+from structgp.gp.linalg import times_lower
 from structgp.gp.spreads import LowRank, Spread, weighted_gram
 
 
@@ -58,8 +59,18 @@ def _uncertainty(A: Tensor, spread: Spread) -> Tensor:
         return weighted_gram(A, spread.sd.square()) - along @ along.mT
     if spread.dim() == 2:
         return weighted_gram(A, spread.square())
-    root = _through(A, spread)
-    return root @ root.mT
+    there, parts = not_padding(A), []
+    some = A.flatten(0, 1)[there]
+    # One function after the other, which leaves nothing to be copied.
+    for lower in spread:
+        root = torch.zeros_like(A).flatten(0, 1).index_copy(0, there, times_lower(some, lower)).view_as(A)
+        parts.append(root @ root.mT)
+    return torch.stack(parts, 1)
+
+
+def not_padding(A: Tensor) -> Tensor:
+    """The rows of A (B, T, M), of all examples one after another, that are not zero: often half of them."""
+    return A.detach().flatten(0, 1).any(-1).nonzero()[:, 0]
 
 
 def _through(A: Tensor, matrix: Tensor) -> Tensor:

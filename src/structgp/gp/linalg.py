@@ -38,8 +38,12 @@ def factor_of_inverse(precision: Tensor) -> Tensor:
     With rows and columns reversed, the factor of the precision comes out upper triangular, and its inverse
     transpose is the lower one wanted.
     """
-    symmetric = 0.5 * (precision + precision.mT)
-    return upper_factor_of_inverse(symmetric.flip(-1, -2)).flip(-1, -2)
+    return factor_from_upper(0.5 * (precision + precision.mT))
+
+
+def factor_from_upper(precision: Tensor) -> Tensor:
+    """The same, of matrices of which the upper triangle is read."""
+    return upper_factor_of_inverse(precision.flip(-1, -2)).flip(-1, -2)
 
 
 def upper_factor_of_inverse(precision: Tensor) -> Tensor:
@@ -70,6 +74,25 @@ def invert_lower_(factor: Tensor) -> Tensor:
     across = factor[..., second, first]
     across.copy_(after @ (across @ before)).neg_()
     return factor
+
+
+def panels(n: int) -> list[slice]:
+    """Of columns, at most eight, in which products with triangular matrices leave out most of the zeros."""
+    width = max(SMALL, -(-n // 8))
+    return [slice(start, min(start + width, n)) for start in range(0, n, width)]
+
+
+def times_lower(x: Tensor, lower: Tensor) -> Tensor:
+    """(N, n) the product of x (N, n) with a lower triangular matrix (n, n)."""
+    parts = (x[:, part.start :] @ lower[part.start :, part] for part in panels(len(lower)))
+    return torch.cat(list(parts), 1)
+
+
+def add_upper_gram(total: Tensor, x: Tensor, y: Tensor) -> None:
+    """Adds x^T y (n, n), known to be symmetric, to ``total`` in place; at least its upper triangle: below,
+    what is there means nothing. x, y : (N, n)."""
+    for part in panels(len(total)):
+        total[: part.stop, part].addmm_(x[:, : part.stop].T, y[:, part])
 
 
 def inverse_from_lower(factor: Tensor) -> Tensor:

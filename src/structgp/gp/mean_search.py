@@ -1,9 +1,10 @@
 """Where optimisers look for the mean of a posterior: coordinates in which its covariance is round.
 
-``MeanSearch`` is for any family. ``GroupedSearch`` is for weights: the data cannot tell features apart that
-have the same values in all rows, as most features have that occur once. Of the weights of such a group only
-the sum, weighted by the prior standard deviations, has a say in the likelihood, so the best means are in
-fixed proportions. A search over one number per group finds the same means, with a fraction of the numbers.
+``MeanSearch`` is for any family, ``SpreadSearch`` for values at inducing inputs. ``GroupedSearch`` is for
+weights: the data cannot tell features apart that have the same values in all rows, as most features have
+that occur once. Of the weights of such a group only the sum, weighted by the prior standard deviations, has
+a say in the likelihood, so the best means are in fixed proportions. A search over one number per group
+finds the same means, with a fraction of the numbers.
 ``MixedSearch`` is for such weights beside those of dense features.
 
 Letters as in ``gp.block``; G groups."""
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from structgp.gp.linalg import each_times
+from structgp.gp.spreads import Spread, root_times, root_transposed_times
 from structgp.gp.weight_rows import SparseRows, WeightConditional
 
 
@@ -60,6 +62,28 @@ class MeanSearch:
 
     def settle(self) -> None:
         """Gives the block the mean where the search is."""
+
+
+class SpreadSearch(MeanSearch):
+    """For values at inducing inputs: their covariances, which stay during a search, are asked for once."""
+
+    _spread: Spread
+
+    def begin(self, prior_factor: Tensor) -> int:
+        self._spread = self.block.spread
+        return super().begin(prior_factor)
+
+    def move(self, x: Tensor) -> Tensor:
+        m = self.block.m
+        m.copy_(self._began + root_times(self._spread, x.view_as(m)))
+        self.gradient = torch.zeros_like(m)
+        return 0.5 * m.square().sum()
+
+    def slope(self) -> Tensor:
+        return root_transposed_times(self._spread, self.block.m - self.gradient).reshape(-1)
+
+    def settle(self) -> None:
+        del self._spread
 
 
 class GroupedSearch(MeanSearch):

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy  # its parts are imported when they are used
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from structgp.gp.kernels import covariance, variance
+from structgp.gp.kernels.template import keeping_patterns
 from structgp.gp.linalg import cholesky
 
 NOISE_FLOOR = 0.25
@@ -92,10 +94,11 @@ def learn_shape(
         value = float(evidence.detach()) - 0.5 * float(away @ away)
         return -value, -parameters_to_vector(grads).cpu().numpy() + away / PRIOR_SD
 
-    before = -negative(start)[0]
-    result = scipy.optimize.minimize(
-        negative, start, jac=True, method="L-BFGS-B", options={"maxiter": MAX_STEPS}
-    )
+    with keeping_patterns():
+        before = -negative(start)[0]
+        result: Any = scipy.optimize.minimize(
+            negative, start, jac=True, method="L-BFGS-B", options={"maxiter": MAX_STEPS}
+        )
     vector_to_parameters(torch.tensor(result.x).to(x), parameters)
     away = (result.x - start) / PRIOR_SD
     after = -float(result.fun) + 0.5 * float(away @ away)

@@ -70,16 +70,18 @@ class SecondOrder:
     ----------
     n_draws : S, draws that stand for the posterior; mirrored, so even. None for 16, or 32 where nodes have
         one or two functions and a likelihood costs little. Twice as many, up to 128, whenever a round
-        changes the bound by more than half of what the round before did, or the bound on fresh draws is
-        much lower (``OPTIMISM``): means that follow few draws too closely go back and forth with the
-        covariances.
+        changes the bound by more than half of what the round before did; and as many as it takes, where the
+        bound on fresh draws is much lower (``OPTIMISM``): means that follow few draws too closely go back
+        and forth with the covariances.
     tolerance : stop when a round changes the bound by less, in nats per example, counted by its weight, and
         no more than that is to be expected of the rounds to come (``_is_settled``) or of the means.
     max_rounds : stop here at the latest.
     learn_scales : False (nothing moves), 'transitions' (the scale of tables), True (one amplitude per block
         too), or 'all' (the scales of the kernel, of its features and of the functions).
     learning_tolerance, learning_rounds : scales are learned until a round changes the bound by less than
-        this, in nats per example, or for so many rounds."""
+        this, in nats per example, or for so many rounds.
+    brief : end there, as soon as no scale of the kernel will be learned any more, for fits of which little
+        else is kept."""
 
     n_draws: int | None = None
     tolerance: float = 0.02
@@ -87,6 +89,7 @@ class SecondOrder:
     learn_scales: LearnScales = "all"
     learning_tolerance: float = 0.2
     learning_rounds: int = 5
+    brief: bool = False
     name = "second-order"
 
     def start(self, problem: Problem, generator: torch.Generator) -> SecondOrderState:
@@ -134,38 +137,46 @@ class SecondOrder:
         stays = not goes_on and state.slopes is None  # the prior does, in this round and the next
         converged = stays and _is_settled(change, state.change, self.tolerance)
         converged = converged and means.gap < self.tolerance * problem.n_counted
-        few, looked = False, 0
-        if converged:
-            few, looked = _has_few_draws(problem, state, elbo)
+        converged = converged or (self.brief and settled)
+        excess, looked = 0.0, 0
+        if converged and not self.brief:
+            excess, looked = _excess(problem, state, elbo)
+        few = excess > OPTIMISM
         converged = converged and not few
         finished = converged or done >= self.max_rounds or (few and state.n_draws >= MOST_DRAWS)
         evaluations = state.evaluations + means.evaluations + extra + looked
         told = StepInfo(state.iteration, elbo, evaluations, finished, converged, state.n_draws)
         after = replace(state, iteration=done, elbo=elbo, evaluations=0, change=change)
         after.slopes = slopes if goes_on else None
-        if few or (stays and not finished and max(self.tolerance, 0.5 * state.change) < change < math.inf):
-            _double_draws(problem, after)
+        if few:
+            # The excess is about inversely proportional to the number of draws.
+            _take_draws(problem, after, 2 ** math.ceil(math.log2(excess / OPTIMISM)))
+        elif stays and not finished and max(self.tolerance, 0.5 * state.change) < change < math.inf:
+            _take_draws(problem, after, 2)
         return after, told
 
 
-def _has_few_draws(problem: Problem, state: SecondOrderState, elbo: float) -> tuple[bool, int]:
-    """Whether means at inducing inputs have followed their draws too closely; and the likelihoods computed
-    to tell. Where they have, and more draws are not allowed, the fit ends without having converged. Weights
-    are left alone, whose default fit takes seconds."""
+def _excess(problem: Problem, state: SecondOrderState, elbo: float) -> tuple[float, int]:
+    """Nats per example by which the bound on fresh draws is lower, as it is where means at inducing inputs
+    have followed their draws too closely; and the likelihoods computed to tell. Where it is more than
+    ``OPTIMISM``, and more draws are not allowed, the fit ends without having converged. Weights are left
+    alone, whose default fit takes seconds."""
     if not any(block.joint_curvature for block in problem.posterior.blocks):
-        return False, 0
+        return 0.0, 0
     generator = torch.Generator()
     generator.set_state(state.generator.get_state())  # as if nothing had been drawn
     n_draws = MOST_DRAWS // 2
     fresh = problem.fresh_bound(n_draws, generator)
-    return elbo - fresh > OPTIMISM * problem.n_counted, n_draws * problem.n_sequences
+    return (elbo - fresh) / problem.n_counted, n_draws * problem.n_sequences
 
 
-def _double_draws(problem: Problem, state: SecondOrderState) -> None:
-    """New draws, twice as many, in place, up to ``MOST_DRAWS``. Bounds on the old ones are forgotten."""
+def _take_draws(problem: Problem, state: SecondOrderState, factor: int) -> None:
+    """New draws, ``factor`` times as many, in place, up to ``MOST_DRAWS``. Bounds on the old ones are
+    forgotten."""
     if state.n_draws < MOST_DRAWS:
-        state.noise = problem.fixed_noise(state.n_draws, state.generator)
-        state.n_draws, state.elbo, state.change = 2 * state.n_draws, -math.inf, math.inf
+        state.n_draws = min(factor * state.n_draws, max(MOST_DRAWS, state.n_draws))
+        state.noise = problem.fixed_noise(state.n_draws // 2, state.generator)
+        state.elbo, state.change = -math.inf, math.inf
 
 
 def _is_settled(change: float, before: float, tolerance: float) -> bool:

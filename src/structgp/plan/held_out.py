@@ -36,7 +36,7 @@ from structgp.plan.learning_curve import USUAL, Curve
 from structgp.plan.options import Options
 from structgp.plan.resolve import Plan
 from structgp.plan.run import Fit
-from structgp.plan.start import start_of
+from structgp.plan.start import KernelOnce, start_of
 from structgp.plan.trials import (
     SPREADS,
     BySpread,
@@ -61,10 +61,11 @@ of other titles was .333 with 3 folds and .300 with 10, and confidence was .048 
 HALVED = 2
 """Folds that tell the learning curve, at most: a third one moved estimates by a hundredth."""
 
-CHEAP, COSTLY = (1_000, 20_000), (500, 2_000)
+CHEAP, COSTLY, DENSE = (1_000, 20_000), (1_000, 2_000), (500, 2_000)
 """Folds are fitted until they have left out so many tokens, and to so many tokens each, about: for weights
-of sparse features, and for the posteriors that cost more. The error of a mean loss over a thousand tokens
-is a few hundredths, and the same tokens are used for every weight."""
+of sparse features; for values at inducing inputs, whose fits cost more, but are judged on the same tokens,
+so that what is expected of two kernels can be compared; and for weights of dense features. The error of a
+mean loss over a thousand tokens is a few hundredths, and the same tokens are used for every weight."""
 
 FEWEST_LEFT_OUT = 50
 """Sequences that a fold leaves out at least, where it has them: about as many sentences as have a thousand
@@ -73,10 +74,12 @@ announcements of ``experiments.seminars`` (36,000 tokens), the NLL of 120 others
 them chose the weight, and .0488 where 40 did."""
 
 ANSWER_DRAWS = 32
-"""Draws of the predictions where those come from joint draws, a quarter of the default's. They raise the
-loss, by a tenth where many labels are rare, so label probabilities come without them where those of the
-fitted model will (``answers.local_points``). The fits have as many draws as the real one: under a large
-weight, fewer are overfitted, and large weights would look worse than they are."""
+"""Draws of the predictions of dense features' weights, and of links, which come from joint draws: a quarter
+of the default's. They raise the loss, by a tenth where many labels are rare, so label probabilities come
+without them where those of the fitted model will (``answers.local_points``), and values at inducing inputs
+have as many draws as the fitted model, or other kernels would seem better than theirs. The fits have as
+many draws as the real one: under a large weight, fewer are overfitted, and large weights would look worse
+than they are."""
 
 
 def choose(
@@ -229,7 +232,7 @@ def _parts(options: Options, plan: Plan, examples: Examples) -> Iterator[tuple[l
     whether those before it have not left out enough."""
     lengths = np.array([len(rows) for rows in examples.rows])
     order = np.random.default_rng(int(options.random_state)).permutation(np.flatnonzero(lengths))
-    enough, most = CHEAP if plan.has_weights and not plan.has_dense else COSTLY
+    enough, most = DENSE if plan.has_dense else CHEAP if plan.has_weights else COSTLY
     left_out = 0
     for fold in np.array_split(order, _n_folds(lengths, enough)):
         if left_out >= enough and not plan.has_dense:
@@ -250,11 +253,13 @@ def _n_folds(lengths: np.ndarray, enough: int) -> int:
 
 
 def shorter(plan: Plan) -> Plan:
-    """The plan of a trial: what comes after the scales have been learned hardly moves predictions."""
+    """The plan of a trial: what comes after the scales have been learned hardly moves predictions. Where
+    the fit does not learn the kernel, only the scale of transitions moves, and trials are ``brief``."""
     optimizer = plan.optimizer.value
     assert isinstance(optimizer, SecondOrder)
     rounds = min(optimizer.max_rounds, optimizer.learning_rounds)
-    value = replace(optimizer, max_rounds=rounds)
+    brief = optimizer.brief or optimizer.learn_scales in (False, "transitions")
+    value = replace(optimizer, max_rounds=rounds, brief=brief)
     return replace(plan, optimizer=replace(plan.optimizer, value=value), trial=True)
 
 
@@ -281,6 +286,7 @@ class Fold:
         self.options, self.plan, self.examples, self.left_out = options, plan, rest, left_out
         self.answers: dict[tuple[Any, ...], Answers] = {}
         self._begun: dict[float, FirstRound] = {}
+        self._kernel = KernelOnce()
         known = rest.label_counts > 0
         self.judged = [(y >= 0) & known[np.maximum(y, 0)] for y in self.left_out.y]
 
@@ -309,7 +315,8 @@ class Fold:
     def _asked(self, model: Model, spreads: Sequence[float]) -> Iterator[Asked]:
         """The sequences left out, under each spread: as the fitted model will answer where that takes no
         joint draws, else by the same few draws."""
-        question = Question(ANSWER_DRAWS, None, self.plan.device.value, local=self.options.local)
+        n_draws = ANSWER_DRAWS if self.plan.has_weights else model.n_draws
+        question = Question(n_draws, None, self.plan.device.value, local=self.options.local)
 
         def under(spread: float) -> Asked:
             return Asked(replace(model, spread=spread), question, self.left_out.rows, self.left_out.links)
@@ -351,7 +358,7 @@ class Fold:
         weight = Choice[float | None](candidate.data_weight, "tried")
         plan = replace(self.plan, data_weight=weight, shape=candidate.shape, tails=candidate.tails)
         generator = torch.Generator().manual_seed(int(self.options.random_state))
-        start = start_of(self.options, plan, self.examples, generator)
+        start = start_of(self.options, plan, self.examples, generator, self._kernel)
         fit = Fit(self.options, self.examples, start, generator)
         begun = None
         if candidate.tails is not None and self.examples.given is None:

@@ -20,7 +20,7 @@ from structgp.inference.loop import History, make_batches, train
 from structgp.plan.resolve import Plan
 
 TOKENS = 400
-OPTIMIZER = SecondOrder(n_draws=8, learning_rounds=10)
+OPTIMIZER = SecondOrder(n_draws=8, learning_rounds=10, brief=True)
 WORTH_IT = 1.25
 """A pilot on most of the data would cost what it saves."""
 

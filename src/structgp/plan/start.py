@@ -40,7 +40,8 @@ from structgp.gp.families.weights import symmetric_basis
 from structgp.gp.kernels import DenseKernel, RelevanceKernel, variance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.build import KernelChoice, build_kernel, relevance_kernel, rescale
-from structgp.plan.choices import NO_INDUCING, Choice
+from structgp.inference import SecondOrder
+from structgp.plan.choices import NO_INDUCING, Choice, whole_gp
 from structgp.plan.dense_shape import DenseShape, by_bound
 from structgp.plan.options import Options
 from structgp.plan.pilot import Pilot, run_pilot
@@ -104,10 +105,34 @@ class Start:
         return self.residual * float((size * prior).detach())
 
 
+class KernelOnce:
+    """The kernel of values at inducing inputs, with its shape learned, for fits to the same data from the
+    same random numbers: how often the data count has no part in it."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[Kernel, Relaxation | None, Tensor] | None = None
+
+    def learned(
+        self, plan: Plan, examples: Examples, kernel: Kernel, tokens: Tensor, generator: torch.Generator
+    ) -> tuple[Kernel, Relaxation | None]:
+        """As of ``learn_kernel``."""
+        if self._kept is None:
+            found = learn_kernel(kernel, tokens, examples.y, plan.on_bound, generator)
+            self._kept = *found, generator.get_state()
+        kernel, relaxation, random = self._kept
+        generator.set_state(random)
+        return copy.deepcopy(kernel), relaxation
+
+
 def start_of(
-    options: Options, plan: Plan, examples: Examples | ShardedExamples, generator: torch.Generator
+    options: Options,
+    plan: Plan,
+    examples: Examples | ShardedExamples,
+    generator: torch.Generator,
+    kept: KernelOnce | None = None,
 ) -> Start:
-    """The posterior that the fit starts from, and how it came about."""
+    """The posterior that the fit starts from, and how it came about. kept : what earlier fits to the same
+    data have learned of the kernel, in place."""
     if isinstance(examples, Examples) and examples.split is not None:
         return _graph_start(options, plan, examples, generator)
     basis, given = None, options.prior.amplitude
@@ -116,7 +141,8 @@ def start_of(
         basis = contrasts(torch.from_numpy(examples.label_counts))
     if not plan.has_weights:
         assert isinstance(examples, Examples)
-        return _inducing_start(options, plan, examples, amplitude, basis, generator)
+        kept = kept or KernelOnce()
+        return _inducing_start(options, plan, examples, amplitude, basis, generator, kept)
     if isinstance(examples, ShardedExamples):
         kernel = sharded_kernel(plan.kernel.value, examples, amplitude)
     else:
@@ -222,6 +248,7 @@ def _inducing_start(
     amplitude: float | None,
     basis: Tensor | None,
     generator: torch.Generator,
+    kept: KernelOnce,
 ) -> Start:
     """The posterior over values at inducing inputs, with the kernel's shape learned, and its scales by a
     pilot if the fit learns them."""
@@ -229,18 +256,22 @@ def _inducing_start(
     tokens = flat_tokens([view.select(rows) for rows in examples.rows])
     kernel = build_kernel(choice, view.blocks, tokens, amplitude)
     if options.learns_kernel:
-        kernel, relaxation = learn_kernel(kernel, tokens, examples.y, plan.on_bound, generator)
+        kernel, relaxation = kept.learned(plan, examples, kernel, tokens, generator)
     kernel.requires_grad_(False)
     V, pilot, sd = examples.n_labels, None, plan.transition_sd
     if plan.on_bound and plan.split.next is None:
         pilot = run_pilot(kernel, examples, tokens, plan, basis, generator)
     open_number = getattr(plan.posterior.value, "n_inducing", None) is None
     enough = ENOUGH if open_number and pilot is not None else 0.0
+    R = V if basis is None else basis.shape[1]
+    whole = whole_gp(R, len(tokens)) if open_number and options.preset is None else None
+    if whole is not None and isinstance(plan.optimizer.value, SecondOrder):
+        plan = replace(plan, n_inducing=whole)
     assert plan.n_inducing.value is not None
     rows, residual = pick_inducing(
         kernel, tokens, plan.n_inducing.value, seed=options.random_state, enough=enough
     )
-    plan = plan.with_covariance(V if basis is None else basis.shape[1], len(rows), len(tokens))
+    plan = plan.with_covariance(R, len(rows), len(tokens))
     if pilot is not None:
         basis, sd = pilot.basis, pilot.transition_sd
     form: dict[str, Any] = {"covariance": plan.covariance.value, "rank": plan.rank, "basis": basis}

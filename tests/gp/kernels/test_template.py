@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import gpytorch
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 from structgp.gp.kernels import TemplateKernel, covariance, variance
+from structgp.gp.kernels.template import keeping_patterns
 
 modes = pytest.mark.parametrize("mode", ["additive", "product"])
 
@@ -126,3 +129,23 @@ def test_refusals() -> None:
     x = torch.zeros(2, 2, dtype=torch.float64)
     with pytest.raises(NotImplementedError, match="last_dim_is_batch"):
         kernel.forward(x, x, last_dim_is_batch=True)
+
+
+@pytest.mark.parametrize("mode", ["additive", "product"])
+def test_kept_patterns_change_nothing(mode: str) -> None:
+    """Neither the kernel nor its gradient, under any weights and after other rows."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randint(-1, 3, (12, 4), generator=generator).double()
+    found = []
+    for keeping in (nullcontext, keeping_patterns):
+        here = []
+        with keeping():
+            for x, z in ((rows, rows), (rows, rows), (rows[:5], rows), (rows, rows)):
+                kernel = TemplateKernel(4, mode).double()
+                kernel.weights = torch.tensor([0.3, 2.0, 1.0, 0.5]) + len(here)
+                value = kernel(x, z).to_dense()
+                value.square().sum().backward()
+                assert kernel.raw_weights.grad is not None
+                here += [value.detach(), kernel.raw_weights.grad]
+        found.append(here)
+    torch.testing.assert_close(found[0], found[1])

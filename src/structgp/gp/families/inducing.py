@@ -25,6 +25,7 @@ from structgp.gp.families.inducing_scales import learn_scales
 from structgp.gp.families.inducing_updates import InducingCurvature, solve_sites
 from structgp.gp.inducing_inputs import Projection, gaussian_of
 from structgp.gp.linalg import cholesky
+from structgp.gp.mean_search import SpreadSearch
 from structgp.gp.spreads import root_times, root_transposed_times, traces
 
 
@@ -54,6 +55,9 @@ class Inducing(InducingBlock):
 
     def root_transposed_times(self, v: Tensor) -> Tensor:
         return root_transposed_times(self.spread, v)
+
+    def mean_search(self, conditionals: Sequence[Projection] | None) -> SpreadSearch:
+        return SpreadSearch(self)
 
     def fixed_noise(self, half: int, masks: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
         """Of each batch (2 half, B, T, R) standard normal numbers, the second half mirrors the first."""

@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from structgp.gp.block import LEAST_PRECISION
-from structgp.gp.inducing_inputs import Projection
-from structgp.gp.linalg import factor_of_inverse
+from structgp.gp.inducing_inputs import Projection, not_padding
+from structgp.gp.linalg import add_upper_gram, factor_from_upper, factor_of_inverse
 from structgp.gp.low_rank_fit import fit_low_rank
 from structgp.gp.spreads import LowRank
 
 
 @dataclass
 class InducingCurvature:
-    """precision : (R, M, M), or its diagonal (R, M) for the other forms, of the whitened inducing
-    values."""
+    """precision : (R, M, M) of the whitened inducing values, of which the upper triangle is kept; or its
+    diagonal (R, M) for the other forms."""
 
     block: Any
     precision: Tensor
@@ -44,11 +44,12 @@ class InducingCurvature:
     def add(self, conditional: Projection, bend: Tensor) -> None:
         """bend : (B, R, T, T). Cost O(R B T M^2); O(R B T M T) for the diagonal."""
         A = conditional.projection
-        flat, square = A.flatten(0, 1), self.block.scale.square()
+        flat, square, there = A.flatten(0, 1), self.block.scale.square(), not_padding(A)
+        some = flat[there]
         for j, total in enumerate(self.precision):
             bent = ((square * bend[:, j]) @ A).flatten(0, 1)
             if total.dim() == 2:
-                total.addmm_(flat.T, bent)
+                add_upper_gram(total, some, bent[there])
             else:
                 total += (bent * flat).sum(0)
         if self.block.form == "low-rank":
@@ -60,7 +61,8 @@ class InducingCurvature:
     def finish(self) -> None:
         block = self.block
         if block.form == "full":
-            block.factor.copy_(factor_of_inverse(self.precision))
+            for lower, precision in zip(block.factor, self.precision, strict=True):
+                lower.copy_(factor_from_upper(precision))
         elif block.form == "diagonal":
             block.factor.copy_(self.precision.rsqrt())
         else:

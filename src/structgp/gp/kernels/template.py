@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -72,12 +75,59 @@ class TemplateKernel(Kernel):
         return torch.exp(agreement - weights.sum())
 
 
+MOST_TEMPLATES, MOST_COMPARED = 62, 1 << 22
+"""Bits of a number; and pairs of rows whose patterns are kept: 32 MB."""
+
+
+class Patterns:
+    """In which templates rows agree, pair by pair: there are far fewer patterns than pairs, and sums over
+    templates are needed once a pattern. number : (N, M) of the pattern of each pair; agree : (U, P)."""
+
+    def __init__(self, x1: Tensor, x2: Tensor) -> None:
+        P = x1.shape[-1]
+        packed = torch.zeros(len(x1), len(x2), dtype=torch.int64, device=x1.device)
+        for p in range(P):
+            packed |= _agree(x1, x2, p).long() << p
+        patterns, self.number = torch.unique(packed, return_inverse=True)
+        self.agree = (patterns[:, None] >> torch.arange(P, device=x1.device) & 1).double()
+        self.rows = x1, x2
+
+
+_kept: ContextVar[list[Patterns] | None] = ContextVar("patterns", default=None)
+
+
+@contextmanager
+def keeping_patterns() -> Iterator[None]:
+    """Within it, the patterns of the last rows are kept, and the kernel under other weights is a hundredth
+    of the work: for searches over weights."""
+    token = _kept.set([])
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+def _patterns(x1: Tensor, x2: Tensor) -> Patterns | None:
+    """Those of two sets of rows, where they are kept."""
+    kept = _kept.get()
+    if kept is None or x1.dim() > 2 or x2.dim() > 2 or x1.shape[1] > MOST_TEMPLATES:
+        return None
+    if len(x1) * len(x2) > MOST_COMPARED:
+        return None
+    if not kept or not all(map(torch.equal, kept[0].rows, (x1, x2))):
+        kept[:] = [Patterns(x1, x2)]
+    return kept[0]
+
+
 class _Agreement(torch.autograd.Function):
     """(..., N, M) sum_p w_p [x1_p = x2_p], without a stack of P comparison matrices."""
 
     @staticmethod
     def forward(ctx: Any, x1: Tensor, x2: Tensor, weights: Tensor) -> Tensor:
         ctx.save_for_backward(x1, x2)
+        ctx.patterns = _patterns(x1, x2)
+        if ctx.patterns is not None:
+            return (ctx.patterns.agree.to(weights) @ weights)[ctx.patterns.number]
         total: Tensor | None = None
         for p in range(weights.shape[0]):
             term = _agree(x1, x2, p).to(weights.dtype).mul_(weights[p])
@@ -89,6 +139,9 @@ class _Agreement(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor]:
         x1, x2 = ctx.saved_tensors
+        if ctx.patterns is not None:
+            agree, number = ctx.patterns.agree.to(grad), ctx.patterns.number.flatten()
+            return None, None, grad.new_zeros(len(agree)).index_add_(0, number, grad.flatten()) @ agree
         sums = [(grad * _agree(x1, x2, p)).sum() for p in range(x1.shape[-1])]
         return None, None, torch.stack(sums)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from structgp.structures.base import Curvature
+from structgp.structures.linear_chain.messages import WORTH_COMPILING, compiled_loops
 
 NEGLIGIBLE = 1e-7
 
@@ -24,8 +25,19 @@ def chain_curvature(node: Tensor, step: Tensor, mask: Tensor, basis: Tensor | No
 
     All positions t and t + d at once for each distance d: O(S B T^2 V^3) time in T batched products, O(S B
     T V^2) memory. Labels that are far apart forget each other: it ends at the first distance where nothing
-    is larger than ``NEGLIGIBLE``.
+    is larger than ``NEGLIGIBLE``. On the CPU compiled loops (``compiled_curvature``) stop at that distance
+    for every position of every sequence, where there is enough to do.
     """
+    enough = node.numel() * node.shape[-1] >= max(1, WORTH_COMPILING)
+    if node.device.type == "cpu" and enough and compiled_loops() is not None:
+        from structgp.structures.linear_chain.compiled_curvature import curvature_of
+
+        return curvature_of(node, step, mask, basis, NEGLIGIBLE)
+    return _in_torch(node, step, mask, basis)
+
+
+def _in_torch(node: Tensor, step: Tensor, mask: Tensor, basis: Tensor | None) -> Curvature:
+    """The same in torch operations, at all positions and draws at once."""
     S, B, T, V = node.shape
     R = V if basis is None else basis.shape[1]
     nodes = node.new_zeros((B, R, T, T))
