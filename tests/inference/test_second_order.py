@@ -19,7 +19,7 @@ from structgp.gp.kernels import RelevanceKernel
 from structgp.gp.kernels import covariance as kernel_matrix
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
-from structgp.inference.second_order import Draws, SecondOrderState, _is_settled
+from structgp.inference.second_order import OPTIMISM, Draws, SecondOrderState, _is_settled
 from structgp.structures import Chain
 
 FIT_DRAWS = 2048
@@ -604,12 +604,12 @@ def test_draws_are_doubled_where_rounds_go_back_and_forth(
     assert len(problem.fixed_noise(4, torch.Generator())[0][0]) == 8
 
 
-@pytest.mark.parametrize(("excess", "n_draws"), [(0.1, 4), (0.3, 8), (0.7, 16), (50.0, 128)])
+@pytest.mark.parametrize(("excess", "n_draws"), [(0.5, 4), (1.5, 8), (3.5, 16), (250.0, 128)])
 def test_draws_are_as_many_as_the_bound_on_fresh_ones_asks_for(
     excess: float, n_draws: int, cases: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In proportion to how much lower it is, at once."""
-    told = iter([excess])
+    """In proportion to how much lower it is, at once. excess : as a multiple of what is allowed."""
+    told = iter([excess * OPTIMISM])
     found = "structgp.inference.second_order._excess"
     monkeypatch.setattr(found, lambda *_: (next(told, 0.0), 0))
     problem = cases.make_problem(Chain(), n_sequences=6)
