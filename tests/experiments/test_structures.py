@@ -43,18 +43,33 @@ def test_features_say_where_in_its_line_a_word_stands() -> None:
     assert found[0]["word-1"] == "-"
 
 
-def test_only_words_of_few_training_documents_are_linked(data: Path) -> None:
+def test_kinds_are_of_rare_words(data: Path) -> None:
     X, _ = seminars.load(str(data))
     marked = seminars.marked(X, seminars.rare(X))
     kinds = {(token["word"], token["line"]): token["kind"] for token in marked[0]}
     assert kinds["Speaker", "0"] == kinds["At", "1"] == ""
     assert kinds["Alda", "0"] == kinds["Alda", "1"] == "Xx"
+    assert seminars.rare(X, "lower")("alda")
 
 
 def test_names_are_linked_by_their_last_words() -> None:
     x = seminars.features(["Ann", "Lee", "Ann", "Lee", "talks"], list("00111"))
+    assert seminars.mentions(x, lambda word: True) == [(1, 3)]
+    assert seminars.mentions(x, lambda word: False) == []
     (found,) = seminars.marked([x], lambda word: True)
     assert [token["kind"] for token in found] == ["", "Xx", "", "Xx", "x"]
+
+
+def test_a_name_is_linked_in_capitals_and_before_a_capitalised_word() -> None:
+    x = seminars.features(["Ann", "Lee", "LEE", "Lee", "Talk", "lee"], list("001223"))
+    assert seminars.mentions(x, lambda word: word == "lee") == [(1, 2), (2, 3)]
+
+
+def test_names_with_many_mentions_are_not_linked() -> None:
+    for n in (seminars.MOST_MENTIONS, seminars.MOST_MENTIONS + 1):
+        x = seminars.features(["Lee", "talks"] * n, ["0"] * (2 * n))
+        linked = [(t, t + 2) for t in range(0, 2 * n - 2, 2)] if n <= seminars.MOST_MENTIONS else []
+        assert seminars.mentions(x, lambda word: word == "lee") == linked
 
 
 def test_folds_have_every_document_once() -> None:
