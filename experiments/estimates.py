@@ -7,7 +7,8 @@ Of each random split, one training set of ``size`` sequences, or two thirds if t
 test data. 'estimate' is what cross-validation within the training set says of a token's negative
 log-likelihood (``held_out_``), 'truth' that of the test data, over tokens whose label occurs in training,
 as in the folds. With --kernels, five priors are compared: Kendall's tau says whether the estimates rank
-them as the test data do. Rows go to results/estimates.jsonl.
+them as the test data do, and in brackets whether 'folds' do, the loss of the folds of cross-validation, from
+which the estimate follows a learning curve to all data. Rows go to results/estimates.jsonl.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def compare(data: str | None, size: int, job: tuple[str, int, str]) -> dict[str,
     assert model.held_out_ is not None
     truth = metrics.token_nll([y[i] for i in test], model.predict_marginals([X[i] for i in test]))
     row = {"task": task, "split": split, "kernel": kernel, "size": size}
-    return row | {"estimate": model.held_out_["token_nll"], "truth": truth}
+    folds = model.held_out_["learning_curve"]["nll_of_folds"]
+    return row | {"estimate": model.held_out_["token_nll"], "folds": folds, "truth": truth}
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -64,8 +66,11 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
         if len(kernels) > 1:
             splits = {row["split"] for row in here if row["kernel"] != "relevance"}
             table = [[r for r in here if r["kernel"] == k and r["split"] in splits] for k in kernels]
-            both = ([np.mean([r[name] for r in rows]) for rows in table] for name in ("estimate", "truth"))
-            line += f"  tau {kendalltau(*both).statistic:.2f} over {len(splits)} splits"
+            told = {
+                f: [np.mean([r[f] for r in rows]) for rows in table] for f in ("estimate", "folds", "truth")
+            }
+            tau, of_folds = (kendalltau(told[f], told["truth"]).statistic for f in ("estimate", "folds"))
+            line += f"  tau {tau:.2f} ({of_folds:.2f}) over {len(splits)} splits"
         lines.append(line)
     return lines
 
