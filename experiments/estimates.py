@@ -7,7 +7,7 @@ Of each random split, one training set of ``size`` sequences, or two thirds if t
 test data. 'estimate' is what cross-validation within the training set says of a token's negative
 log-likelihood (``held_out_``), 'truth' that of the test data, over tokens whose label occurs in training,
 as in the folds. With --kernels, five priors are compared: Kendall's tau says whether the estimates rank
-them as the test data do, and in brackets whether 'folds' do, the loss of the folds of cross-validation, from
+them as the test data do, and in brackets whether the loss of the folds of cross-validation does, from
 which the estimate follows a learning curve to all data. Rows go to results/estimates.jsonl.
 """
 
