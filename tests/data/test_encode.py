@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from structgp.data import encode, vocabulary
+from structgp.data.arrays import stacked
 from structgp.data.batch import MISSING
 from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import UNSEEN, LabelEncoder, check_labels
@@ -761,3 +762,19 @@ def test_columns_have_the_same_ids_from_a_table_and_by_search(monkeypatch):
     np.testing.assert_array_equal(encoder.encode(new), by_table)
     more = encoder.extended([new])
     assert set(more.encode(new)[:, ::2].ravel()) <= {-1, *range(len(more.columns))}
+
+
+def test_rows_of_matrices_that_are_stacked_are_those_of_each():
+    """Whatever their dtype, the order of their entries, and what lies behind the last of them."""
+    flags = scipy.sparse.csr_matrix((np.ones(4, bool), [1, 1, 2, 2], [0, 4]), shape=(1, 6))
+    bytes_ = scipy.sparse.csr_matrix((np.array([100, 100], np.int8), [3, 3], [0, 2]), shape=(1, 6))
+    longer = scipy.sparse.csr_matrix(([1.0, 2.0, 3.0], [5, 0, 3], [0, 2, 3]), shape=(2, 6))
+    longer.indptr = np.array([0, 1, 2], np.int32)
+    parts = [flags, bytes_, longer, scipy.sparse.csr_matrix(np.eye(2, 6))]
+    wanted = [[0, 2, 2, 0, 0, 0], [0, 0, 0, 200, 0, 0], [0, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 0]]
+    found = stacked(parts)
+    np.testing.assert_array_equal(found.toarray(), [*wanted, *np.eye(2, 6)])
+    assert found.has_canonical_format
+    for part in parts:
+        np.testing.assert_array_equal(stacked([part]).toarray(), found[: part.shape[0]].toarray())
+        found = found[part.shape[0] :]

@@ -68,3 +68,17 @@ def test_steps_are_shorter_where_the_objective_has_no_value(nothing):
 
     x, _ = climb_down(objective, zeros(2), steps=50, tolerance=0.0)
     assert x.tolist() == pytest.approx([0.9, 0.9], abs=1e-4)
+
+
+def test_the_last_steps_are_remembered_from_any_start():
+    """Those that ``memory`` allows; with none, the steepest way down is all there is."""
+    objective, goal, calls = quadratic(0, 30, 1e2)
+    start, tries = zeros(30) + 3, []
+    for memory in (0, 2, None):
+        calls.clear()
+        x, _ = climb_down(objective, start, steps=400, tolerance=1e-9, memory=memory)
+        tries.append(len(calls))
+        torch.testing.assert_close(x, goal, rtol=0, atol=1e-2)
+    assert tries == sorted(tries, reverse=True)
+    assert tries[0] > tries[-1]
+    assert start.tolist() == [3] * 30

@@ -18,7 +18,17 @@ import torch
 from benchmarks.generate import Generated, generate
 
 import structgp
-from structgp import Custom, InputError, Minibatch, Mixture, Prior, SecondOrder, StructuredGPClassifier
+from structgp import (
+    Adam,
+    Custom,
+    Inducing,
+    InputError,
+    Minibatch,
+    Mixture,
+    Prior,
+    SecondOrder,
+    StructuredGPClassifier,
+)
 from structgp.answers.ask import Asked
 from structgp.data.batch import flat_tokens
 from structgp.data.examples import Examples, read_examples
@@ -655,10 +665,23 @@ def test_trials_of_a_kernel_that_is_not_learned_are_brief(examples: Examples) ->
         assert optimizer.brief is not learns
 
 
-@pytest.mark.parametrize(("R", "N", "most"), [(2, 900, None), (2, 1_500, 1_500), (2, 9_000, None)])
-def test_few_tokens_have_all_the_inducing_inputs_they_can_use(R: int, N: int, most: int | None) -> None:
-    found = choices.whole_gp(R, N)
-    assert (found and found.value) == most
+@pytest.mark.parametrize(("N", "most"), [(900, 1_000), (1_500, 1_500), (9_000, 1_000)])
+def test_where_that_is_cheap_every_token_may_be_an_inducing_input(N: int, most: int) -> None:
+    assert choices.n_inducing_of(Inducing(), None, SecondOrder(), 2, N).value == most
+    assert choices.n_inducing_of(Inducing(n_inducing=7), None, SecondOrder(), 2, N).value == 7
+    assert choices.n_inducing_of(Inducing(), None, Adam(), 2, N).value == 1_000
+
+
+def test_folds_have_the_inducing_inputs_of_the_plan(
+    examples: Examples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the fit cannot afford all tokens, folds do not have all of theirs either."""
+    monkeypatch.setattr(choices, "N_INDUCING", 3)
+    monkeypatch.setattr(choices, "ALL_TOKENS_WORK", 0.0)
+    options = Options(kernel="template", posterior="inducing")
+    plan = resolve(options, examples)
+    begun = start.start_of(options, plan, examples.part([0, 1, 2, 3]), torch.Generator())
+    assert begun.posterior.node.n_values == plan.n_inducing.value == 3
 
 
 def test_a_fit_to_half_of_a_fold(examples: Examples) -> None:

@@ -50,10 +50,11 @@ def as_csr(x: Any) -> Any:
 
 
 def stacked(matrices: Sequence[Any]) -> Any:
-    """The rows of all of these, which are of ``as_csr`` and of one width, with entries in order, each of
-    them once. Shares nothing with them."""
+    """The rows of all of these, which are of ``as_csr`` and of one width, in double precision, with entries
+    in order, each of them once. Shares nothing with them."""
     lengths = np.concatenate([[0], *(np.diff(x.indptr) for x in matrices)])
-    data, indices = (np.concatenate([getattr(x, part) for x in matrices]) for part in ("data", "indices"))
+    data = np.concatenate([x.data[: x.indptr[-1]] for x in matrices], dtype=np.float64)
+    indices = np.concatenate([x.indices[: x.indptr[-1]] for x in matrices])
     shape = len(lengths) - 1, matrices[0].shape[1]
     found = scipy.sparse.csr_matrix((data, indices, np.cumsum(lengths)), shape=shape)
     found.sum_duplicates()

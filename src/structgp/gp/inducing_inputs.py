@@ -82,8 +82,8 @@ def _through(A: Tensor, matrix: Tensor) -> Tensor:
     return flat.reshape(B, T, R, r).transpose(1, 2)
 
 
-LOOKS = 64
-"""Rows picked on a GPU between looks at whether there are enough: asking takes it longer than picking."""
+PICKS_PER_LOOK = 64
+"""Rows picked on a GPU before it is asked whether there are enough: an answer takes longer than a pick."""
 
 WHOLE_MATRIX = 8_000
 """Rows up to which the whole prior covariance is computed at once (512 MB in float64)."""
@@ -119,7 +119,7 @@ def choose_inducing(
         M = min(most, len(rows))
         prior_row = _prior_rows(kernel, rows)
         factor = rows.new_zeros((M, len(rows)))
-        looks = 1 if rows.device.type == "cpu" else LOOKS
+        picks = 1 if rows.device.type == "cpu" else PICKS_PER_LOOK
         pivots = torch.zeros(M, dtype=torch.long, device=rows.device)
         # Before each pick: the variance left of all rows, and the largest.
         sums, tops = rows.new_full((M + 1,), torch.inf), rows.new_full((M + 1,), torch.inf)
@@ -127,7 +127,7 @@ def choose_inducing(
         for m in range(M + 1):
             pivot = left.argmax(0, keepdim=True)
             sums[m], tops[m] = left.sum(), left[pivot][0]
-            if m % looks == 0 or m == M:
+            if m % picks == 0 or m == M:
                 stops = (sums <= least_sum) | (tops <= least_top)
                 if m == M or bool(stops.any()):
                     break

@@ -22,7 +22,7 @@ class FixedBatch:
     def __init__(self, problem: Problem, i: int, added: Sequence[Tensor]) -> None:
         self._blocks, batch = problem.posterior.blocks, problem.batches[i]
         self._weight, self._draws = problem.weights[i], None
-        # Compiled loops take double precision, a GPU's kernels either.
+        # Compiled loops take double precision; a GPU's kernels take both.
         self._kind = torch.float64 if added[0].device.type == "cpu" else added[0].dtype
         if not problem.structure.many_templates:
             given = [x.to(self._kind) for x in added]

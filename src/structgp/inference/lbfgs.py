@@ -52,9 +52,10 @@ take half the time of tensors; tensors elsewhere."""
 def climb_down(
     objective: Objective, start: Tensor, *, steps: int, tolerance: float, memory: int | None = None
 ) -> tuple[Tensor, float]:
-    """Where a convex ``objective`` is less than at ``start``, and its value there: at most so many steps,
-    of which the last ``memory`` are remembered, or all, until one gains less than ``tolerance`` of the
-    value. Cost of a step: most often one call of the objective, and O(memory P)."""
+    """Where ``objective`` is less than at ``start``, and its value there. It is meant to be convex: steps
+    along which the slope falls tell nothing of the curvature. At most ``steps``, the last of which gains
+    less than ``tolerance`` of the value; the last ``memory`` are remembered, or all of them. Cost of a
+    step: most often one call of the objective, and O(memory P)."""
     on_cpu = start.device.type == "cpu"
 
     def at(x: Any) -> tuple[float, Any]:
@@ -84,7 +85,8 @@ def climb_down(
         bend, gained = float(step @ change), value - new_value
         if bend > 0:
             known.append((step, change, 1 / bend))
-            del known[: 0 if memory is None else -memory]
+            if memory is not None:
+                del known[: max(0, len(known) - memory)]
         x, value, slope = new, new_value, new_slope
         if gained <= tolerance * max(abs(value), 1.0):
             break

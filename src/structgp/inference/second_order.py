@@ -80,8 +80,8 @@ class SecondOrder:
         too), or 'all' (the scales of the kernel, of its features and of the functions).
     learning_tolerance, learning_rounds : scales are learned until a round changes the bound by less than
         this, in nats per example, or for so many rounds.
-    brief : end there, as soon as no scale of the kernel will be learned any more, for fits of which little
-        else is kept."""
+    brief : end when scales would no longer move, converged or not; for fits of which little else is
+        kept."""
 
     n_draws: int | None = None
     tolerance: float = 0.02
@@ -137,29 +137,27 @@ class SecondOrder:
         stays = not goes_on and state.slopes is None  # the prior does, in this round and the next
         converged = stays and _is_settled(change, state.change, self.tolerance)
         converged = converged and means.gap < self.tolerance * problem.n_counted
-        converged = converged or (self.brief and settled)
-        excess, looked = 0.0, 0
-        if converged and not self.brief:
-            excess, looked = _excess(problem, state, elbo)
+        excess, looked = _excess(problem, state, elbo) if converged and not self.brief else (0.0, 0)
         few = excess > OPTIMISM
         converged = converged and not few
         finished = converged or done >= self.max_rounds or (few and state.n_draws >= MOST_DRAWS)
+        finished = finished or (self.brief and settled)
         evaluations = state.evaluations + means.evaluations + extra + looked
         told = StepInfo(state.iteration, elbo, evaluations, finished, converged, state.n_draws)
         after = replace(state, iteration=done, elbo=elbo, evaluations=0, change=change)
         after.slopes = slopes if goes_on else None
-        if few:
+        if few and not finished:
             # The excess is about inversely proportional to the number of draws.
-            _take_draws(problem, after, 2 ** math.ceil(math.log2(excess / OPTIMISM)))
+            _take_draws(problem, after, 2 ** math.ceil(math.log2(min(excess / OPTIMISM, MOST_DRAWS))))
         elif stays and not finished and max(self.tolerance, 0.5 * state.change) < change < math.inf:
             _take_draws(problem, after, 2)
         return after, told
 
 
 def _excess(problem: Problem, state: SecondOrderState, elbo: float) -> tuple[float, int]:
-    """Nats per example by which the bound on fresh draws is lower, as it is where means at inducing inputs
-    have followed their draws too closely; and the likelihoods computed to tell. Where it is more than
-    ``OPTIMISM``, and more draws are not allowed, the fit ends without having converged. Weights are left
+    """How many nats per example the bound on fresh draws is lower than ``elbo``, as where means at inducing
+    inputs have followed their draws too closely; and the likelihoods computed to tell. Where it is more
+    than ``OPTIMISM``, and more draws are not allowed, the fit ends without having converged. Weights are left
     alone, whose default fit takes seconds."""
     if not any(block.joint_curvature for block in problem.posterior.blocks):
         return 0.0, 0
@@ -174,7 +172,7 @@ def _take_draws(problem: Problem, state: SecondOrderState, factor: int) -> None:
     """New draws, ``factor`` times as many, in place, up to ``MOST_DRAWS``. Bounds on the old ones are
     forgotten."""
     if state.n_draws < MOST_DRAWS:
-        state.n_draws = min(factor * state.n_draws, max(MOST_DRAWS, state.n_draws))
+        state.n_draws = min(factor * state.n_draws, MOST_DRAWS)
         state.noise = problem.fixed_noise(state.n_draws // 2, state.generator)
         state.elbo, state.change = -math.inf, math.inf
 
@@ -239,7 +237,8 @@ class Draws:
             for search, conditional, slope in zip(searches, here, slopes, strict=True):
                 search.add(i, conditional, slope)
         if self.problem.together.size > 1:
-            value, *gradients = self.problem.together.sum(value, *(s.gradient for s in searches))
+            own = [s.gradient for s in searches]
+            value, *gradients = self.problem.together.sum(value.to(own[0].device), *own)
             for search, gradient in zip(searches, gradients, strict=True):
                 search.gradient = gradient
         return value

@@ -46,12 +46,13 @@ from structgp.structures import (
 T = TypeVar("T")
 
 N_INDUCING = 1000
-"""Most inducing inputs, unless a second-order fit can afford all tokens (``whole_gp``)."""
+"""Most inducing inputs, unless a second-order fit can afford one per token."""
 
-WHOLE_WORK = 2e11
-"""Multiplications per round up to which it can: some seconds on one core. With 1,000 inducing inputs for
-the 1,492 tokens of 60 sequences of basenp, under a kernel that is not learned and a data weight of 24, the
-bound was 230 nats lower, and the NLL of other sequences .214 instead of .199."""
+ALL_TOKENS_WORK = 2e11
+"""Multiplications per round up to which a fit can afford one inducing input per token: some seconds on one
+core. With 1,000 inducing inputs for the 1,492 tokens of 60 sequences of basenp, under a kernel that is not
+learned and a data weight of 24, the bound was 230 nats lower, and the NLL of other sequences .214 instead
+of .199."""
 
 CHEAP_DIFFERENCES = 400
 """Values that a gradient by differences may take, for each draw and sequence."""
@@ -311,21 +312,18 @@ def basis_of(family: Family, structure: Structure, preset: Preset | None, V: int
     return Choice("label", "the structure may depend on what all labels share")
 
 
-def n_inducing_of(family: Inducing | Mixture, preset: Preset | None) -> Choice[int | None]:
-    """Most inducing inputs."""
+def n_inducing_of(
+    family: Inducing | Mixture, preset: Preset | None, optimizer: Optimizer, R: int, N: int
+) -> Choice[int | None]:
+    """Most inducing inputs, for R functions and N tokens; in cross-validation too, whose fits have fewer
+    tokens."""
     if family.n_inducing is not None:
         return Choice(int(family.n_inducing), ASKED)
     if preset is not None:
         return Choice(preset.n_inducing, PAPER)
-    return Choice(N_INDUCING, "as many as tell the training tokens apart")
-
-
-def whole_gp(R: int, N: int) -> Choice[int | None] | None:
-    """As many inducing inputs as there are tokens, for R functions and N tokens; None where ``N_INDUCING``
-    are as many, and where so many take long."""
-    if N <= N_INDUCING or 2 * R * N**3 > WHOLE_WORK or 8 * R * N**2 > MOST_BYTES:
-        return None
-    return Choice(N, "no more than there are tokens: few enough for all of them")
+    affordable = 2 * R * N**3 <= ALL_TOKENS_WORK and 8 * R * N**2 <= MOST_BYTES
+    most = max(N, N_INDUCING) if affordable and isinstance(optimizer, SecondOrder) else N_INDUCING
+    return Choice(most, "as many as tell the training tokens apart")
 
 
 def covariance_of(

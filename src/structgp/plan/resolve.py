@@ -205,8 +205,11 @@ def resolve(options: Options, examples: Examples | ShardedExamples, together: Pr
         scales = choices.PAPER if options.preset else ASKED
     if model["split"].next is not None or any(getattr(model["split"], "views", ())[1:]):
         choices.check_transition_features(model["spec"], optimizer.value, family.value, on_disk)
+    basis = choices.basis_of(family.value, structure, options.preset, examples.n_labels)
     if not isinstance(family.value, Weights):
-        model["n_inducing"] = choices.n_inducing_of(family.value, options.preset)
+        given = family.value, options.preset, optimizer.value
+        n_functions = examples.n_labels - (basis.value == "contrast")
+        model["n_inducing"] = choices.n_inducing_of(*given, n_functions, examples.n_tokens)
     weight = choices.data_weight_of(options, examples, structure, optimizer.value, model["predictor"])
     if getattr(family.value, "entropy", None) == "jensen":
         model["entropy"] = Choice("jensen", ASKED)
@@ -214,7 +217,7 @@ def resolve(options: Options, examples: Examples | ShardedExamples, together: Pr
         **model,
         kernel=kernel,
         posterior=family,
-        basis=choices.basis_of(family.value, structure, options.preset, examples.n_labels),
+        basis=basis,
         has_weights=isinstance(family.value, Weights),
         has_dense=dense,
         on_bound=on_bound,

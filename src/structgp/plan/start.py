@@ -40,8 +40,7 @@ from structgp.gp.families.weights import symmetric_basis
 from structgp.gp.kernels import DenseKernel, RelevanceKernel, variance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.build import KernelChoice, build_kernel, relevance_kernel, rescale
-from structgp.inference import SecondOrder
-from structgp.plan.choices import NO_INDUCING, Choice, whole_gp
+from structgp.plan.choices import NO_INDUCING, Choice
 from structgp.plan.dense_shape import DenseShape, by_bound
 from structgp.plan.options import Options
 from structgp.plan.pilot import Pilot, run_pilot
@@ -263,15 +262,11 @@ def _inducing_start(
         pilot = run_pilot(kernel, examples, tokens, plan, basis, generator)
     open_number = getattr(plan.posterior.value, "n_inducing", None) is None
     enough = ENOUGH if open_number and pilot is not None else 0.0
-    R = V if basis is None else basis.shape[1]
-    whole = whole_gp(R, len(tokens)) if open_number and options.preset is None else None
-    if whole is not None and isinstance(plan.optimizer.value, SecondOrder):
-        plan = replace(plan, n_inducing=whole)
     assert plan.n_inducing.value is not None
     rows, residual = pick_inducing(
         kernel, tokens, plan.n_inducing.value, seed=options.random_state, enough=enough
     )
-    plan = plan.with_covariance(R, len(rows), len(tokens))
+    plan = plan.with_covariance(V if basis is None else basis.shape[1], len(rows), len(tokens))
     if pilot is not None:
         basis, sd = pilot.basis, pilot.transition_sd
     form: dict[str, Any] = {"covariance": plan.covariance.value, "rank": plan.rank, "basis": basis}
