@@ -156,8 +156,8 @@ class SecondOrder:
 
 def _excess(problem: Problem, state: SecondOrderState, elbo: float) -> tuple[float, int]:
     """How many nats per example the bound on fresh draws is lower than ``elbo``, as where means at inducing
-    inputs have followed their draws too closely; and the likelihoods computed to tell. Where it is more
-    than ``OPTIMISM``, and more draws are not allowed, the fit ends without having converged. Weights are left
+    inputs have followed their draws too closely; and the likelihoods computed to tell. If it is more than
+    ``OPTIMISM`` and more draws are not allowed, the fit ends without having converged. Weights are left
     alone, whose default fit takes seconds."""
     if not any(block.joint_curvature for block in problem.posterior.blocks):
         return 0.0, 0
