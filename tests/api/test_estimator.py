@@ -1427,6 +1427,7 @@ def test_learning_the_kernel_is_automatic(few, monkeypatch):
 
 def test_inducing_inputs_by_default(train, monkeypatch):
     monkeypatch.setattr(structgp.plan.choices, "N_INDUCING", 7)
+    monkeypatch.setattr(structgp.plan.choices, "ALL_TOKENS_WORK", 0.0)
     with_draws(monkeypatch, "paper-stochastic", 20)
     presets = structgp.paper.PRESETS
     fewer = dataclasses.replace(presets["paper-stochastic"], n_inducing=5)

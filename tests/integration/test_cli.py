@@ -858,6 +858,7 @@ def test_inducing_inputs_are_left_to_the_estimator(files, tmp_path, monkeypatch)
 
     monkeypatch.setattr(StructuredGPClassifier, "fit", watched)
     monkeypatch.setattr(structgp.plan.choices, "N_INDUCING", 11)
+    monkeypatch.setattr(structgp.plan.choices, "ALL_TOKENS_WORK", 0.0)
     model = trained(files, tmp_path / "model", "--kernel", "template")
     assert seen == ["auto"]
     assert model.training_log_["n_inducing"] == 11
