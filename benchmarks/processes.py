@@ -1,7 +1,7 @@
 """Shards fitted by one process and by several: time, memory, and what left-out sequences say of the result.
 
     python -m benchmarks.processes                               # 6,000 sequences, one process and two
-    python -m benchmarks.processes --kill                        # one of them is killed once
+    python -m benchmarks.processes --kill --sequences 30000      # one of them is killed once
     python -m benchmarks.processes --sequences 100000 --rounds 4 # memory: stop after some rounds
 
 Processes are those of ``torchrun`` on this machine, with one thread each. Time is the processor time of the
@@ -88,13 +88,15 @@ def measured(folder: Path, n_processes: int, rounds: int, kills: bool = False) -
     process = start(n_processes, str(folder), str(kept), str(rounds), restarts=int(kills))
     if kills:
         while not kept.exists():
+            if process.poll() is not None:
+                raise RuntimeError("the fit ended before its first checkpoint: ask for more --sequences")
             time.sleep(0.1)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(children[-1]), signal.SIGKILL)
     out, said = process.communicate()
     rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     if process.returncode:
-        raise RuntimeError(f"the fit of {n_processes} processes failed:\n{said[-3000:]}")
+        raise RuntimeError(f"the fit of {n_processes} processes failed:\n{said}")
     row = {name: max(r[name] for r in rows) for name in ("wall", "cpu", "peak_gib", "first_step")}
     row |= {"processes": n_processes, "bound": rows[0]["bound"]}
     test = list(corpus(_written(folder) + N_TEST, _written(folder)))

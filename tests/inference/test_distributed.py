@@ -146,6 +146,32 @@ def run(n_processes, *words):
     return out
 
 
+LATE = """\
+import os, signal, time
+import torch
+from structgp.inference.distributed import joined
+
+again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+if again and os.environ["RANK"] == "1":
+    time.sleep(1.5)  # the other process looks for this one where the dead one was
+with joined() as together:
+    print(together.sum(torch.ones(1))[0].item(), flush=True)
+    if not again:
+        time.sleep(0.2)  # what was printed comes out
+        if together.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        together.wait()
+"""
+
+
+def test_processes_that_are_started_again_do_not_look_for_dead_ones(tmp_path):
+    (tmp_path / "late.py").write_text(LATE)
+    process = start(2, tmp_path / "late.py", restarts=1)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    assert out.count("2.0") == 4
+
+
 @pytest.mark.slow
 def test_two_processes_fit_and_tag_as_one_does(tmp_path):
     """In one start of them: most of the time is that of imports."""

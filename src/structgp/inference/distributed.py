@@ -99,11 +99,23 @@ def joined(device: str = "cpu") -> Iterator[Processes]:
         raise InputError("WORLD_SIZE", "is set, but not MASTER_ADDR", "start it with torchrun")
     # Sums on the GPU go over nccl; objects and sums on the CPU over gloo.
     kind = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
-    dist.init_process_group(kind, timeout=LONGEST_WAIT)
+    dist.init_process_group(kind, timeout=LONGEST_WAIT, **_meeting_point())
     try:
         yield Processes(dist.get_rank(), dist.get_world_size())
     finally:
         dist.destroy_process_group()
+
+
+def _meeting_point() -> dict[str, Any]:
+    """Where the processes find each other, as arguments of ``init_process_group``. The store of torchrun
+    outlives the processes that it starts again, and still holds the addresses of dead ones, so each start
+    has names of its own in it. On several machines starts are counted by each of them, and torchrun itself
+    has to be told (docs/cluster.md)."""
+    if os.environ.get("GROUP_WORLD_SIZE") != "1" or "TORCHELASTIC_RESTART_COUNT" not in os.environ:
+        return {}
+    store, rank, size = next(dist.rendezvous("env://", timeout=LONGEST_WAIT))
+    own = dist.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    return {"store": own, "rank": rank, "world_size": size}
 
 
 def local_device(device: str) -> str:
