@@ -1,7 +1,7 @@
 """Shards fitted by one process and by several: time, memory, and what left-out sequences say of the result.
 
-    python -m benchmarks.processes                               # 6,000 sequences, one process and two
-    python -m benchmarks.processes --kill --sequences 30000      # one of them is killed once
+    python -m benchmarks.processes                               # 30,000 sequences, one process and two
+    python -m benchmarks.processes --kill                        # one of them is killed once
     python -m benchmarks.processes --sequences 100000 --rounds 4 # memory: stop after some rounds
 
 Processes are those of ``torchrun`` on this machine, with one thread each. Time is the processor time of the
@@ -113,7 +113,7 @@ def _written(folder: Path) -> int:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
-    parser.add_argument("--sequences", type=int, default=6000)
+    parser.add_argument("--sequences", type=int, default=30_000)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument(
         "--rounds", type=int, default=0, help="stop after so many  [default: when it settles]"
