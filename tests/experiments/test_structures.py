@@ -89,6 +89,22 @@ def test_scores_of_seminars_by_field() -> None:
     assert seminars.f1([found])["overall"] == pytest.approx(50.0)
 
 
+def test_tokens_of_seminars_by_field() -> None:
+    truth = ["B-speaker", "I-speaker", "O", "B-speaker", "B-stime"]
+    guessed = ["B-speaker", "O", "I-speaker", "B-stime", "B-stime"]
+    found = seminars.token_counts([truth], [guessed])
+    assert found["speaker"] == [1, 2, 3]
+    assert found["stime"] == [1, 2, 1]
+
+
+def test_a_missed_token_is_reachable_if_its_word_is_found_elsewhere_in_the_document() -> None:
+    truth, guessed = ["B-speaker", "I-speaker", "B-speaker", "O"], ["O", "I-speaker", "O", "O"]
+    found = seminars.missed([["lee", "lee", "ann", "lee"]], [truth], [guessed])
+    assert found["speaker"] == [2, 1]
+    apart = seminars.missed([["lee"], ["lee"]], [["B-speaker"]] * 2, [["O"], ["B-speaker"]])
+    assert apart["speaker"] == [1, 0]
+
+
 def test_a_skip_chain_is_fitted_and_scored(data: Path) -> None:
     X, y = seminars.load(str(data))
     model = StructuredGPClassifier(structure=seminars.linked(), prior=Prior(data_weight=1.0))

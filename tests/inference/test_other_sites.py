@@ -31,7 +31,7 @@ def case(seed, M=5000, F=2500, R=3, wide=1.0):
 @pytest.mark.parametrize("wide", [1.0, 8.0])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_compiled_loops_do_what_torch_does(wide, threads, monkeypatch):
-    monkeypatch.setattr("structgp.structures.threads.WORTH_A_THREAD", 1)
+    monkeypatch.setattr("structgp.threads.WORTH_A_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     sums, index, prior_sd, site, precision, say = case(0, wide=wide)
     copies = tuple(x.clone() for x in sums)
@@ -52,7 +52,7 @@ def test_compiled_loops_do_what_torch_does(wide, threads, monkeypatch):
 def test_threads_change_nothing(monkeypatch):
     found = []
     for threads in (1, 3):
-        monkeypatch.setattr("structgp.structures.threads.WORTH_A_THREAD", 1)
+        monkeypatch.setattr("structgp.threads.WORTH_A_THREAD", 1)
         monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
         sums, index, prior_sd, site, precision, say = case(1)
         others = CompiledOthers(sums, index, prior_sd, site)

@@ -104,7 +104,7 @@ def test_threads_change_nothing(threads, monkeypatch):
     given = case(5, S=16, B=70)
     f, g, mean_f, mean_g, *rest = given
     wanted = Chain().fixed_draws(f, g, *rest).value_and_slopes(mean_f, mean_g)
-    monkeypatch.setattr("structgp.structures.threads.WORTH_A_THREAD", 1)
+    monkeypatch.setattr("structgp.threads.WORTH_A_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     found = Chain().fixed_draws(f, g, *rest).value_and_slopes(mean_f, mean_g)
     assert found[0] == wanted[0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from structgp.threads import share_matrices
+
 RELATIVE_JITTER = 1e-8
 
 SMALL = 128
@@ -49,11 +51,25 @@ def factor_from_upper(precision: Tensor) -> Tensor:
 def upper_factor_of_inverse(precision: Tensor) -> Tensor:
     """Upper triangular U with U U^T = precision^-1, for (..., n, n) positive definite matrices of which the
     lower triangle is read. Cost 2/3 n^3."""
+    if precision.device.type != "cpu":
+        return invert_lower_(_factor(precision)).mT
+    n = precision.shape[-1]
+    each = precision.detach().reshape(-1, n, n)
+    found = torch.empty_like(each)
+
+    def work(first: int, last: int) -> None:
+        found[first:last].mT.copy_(_factor(each[first:last]))
+        invert_lower_(found[first:last].mT)
+
+    share_matrices(work, len(each), each.numel() * n, each.device)
+    return found.view_as(precision)
+
+
+def _factor(precision: Tensor) -> Tensor:
+    """Lower factors of matrices of which the lower triangle is read."""
     factor, failed = torch.linalg.cholesky_ex(precision)
     # A kernel of very large variance leaves less than rounding between the matrix and singular.
-    if bool((failed > 0).any()):
-        factor = cholesky(precision.tril() + precision.tril(-1).mT)
-    return invert_lower_(factor).mT
+    return cholesky(precision.tril() + precision.tril(-1).mT) if bool((failed > 0).any()) else factor
 
 
 def invert_lower_(factor: Tensor) -> Tensor:
@@ -107,5 +123,12 @@ def each_times(matrices: Tensor, vectors: Tensor) -> Tensor:
     """(..., R, n) the product of each matrix (R, n, n) with its vectors (..., R, n)."""
     if matrices.device.type != "cpu":
         return (matrices @ vectors[..., None])[..., 0]
-    # One by one: in one call, it takes torch ten times as long.
-    return torch.stack([v @ m.T for m, v in zip(matrices, vectors.unbind(-2), strict=True)], -2)
+    found = torch.empty_like(vectors)
+
+    def work(first: int, last: int) -> None:
+        # One by one: in one call, it takes torch ten times as long.
+        for j in range(first, last):
+            found[..., j, :] = vectors[..., j, :] @ matrices[j].T
+
+    share_matrices(work, len(matrices), matrices.numel(), matrices.device)
+    return found

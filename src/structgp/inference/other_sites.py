@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from structgp.inference.batch_sites import LARGEST_SINGLE, Site
-from structgp.structures.threads import share
+from structgp.threads import share
 
 WORTH_COMPILING = 20_000
 """Numbers of a site from which compiled loops are used: tiny problems never wait for numba to start."""

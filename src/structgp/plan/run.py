@@ -38,7 +38,7 @@ from structgp.plan.resolve import Plan, all_at_once
 from structgp.plan.start import Start
 from structgp.plan.usefulness import warn_of_useless
 from structgp.structures import Chain, Differences
-from structgp.structures.threads import one_torch_thread
+from structgp.threads import one_torch_thread
 
 BATCH_TOKENS = {"weights": 4_000, "inducing": 1_000}
 """Tokens per batch, about, by family of the posterior."""

@@ -25,6 +25,7 @@ from structgp.gp.block import LARGEST_FACTOR, Seen, ratio
 from structgp.gp.kernels.block_sum import covariance
 from structgp.gp.kernels.dense import DenseKernel
 from structgp.gp.linalg import cholesky, each_times, inverse_from_lower, upper_factor_of_inverse
+from structgp.threads import share_matrices
 
 PRIOR_COUNT = 2.0
 """Parameters' worth of prior that the scale of the kernel is right as it is: what nothing determines stays
@@ -164,6 +165,18 @@ def _solved(lower: Tensor, root: Tensor, prior: Tensor, linear: Tensor) -> Tenso
     return found
 
 
+def _of_functions(prior: Tensor, root: Tensor, linear: Tensor) -> tuple[Tensor, Tensor]:
+    """What functions with curvature root^2 and slope linear, (R, N) each, add to the evidence, and its
+    slope in the prior (N, N)."""
+    inner = root[:, :, None] * prior.to(root) * root[:, None]
+    inner.diagonal(dim1=-1, dim2=-2).add_(1)
+    lower = cholesky(inner)
+    narrow = inverse_from_lower(lower).mul_(root[:, :, None]).mul_(root[:, None])  # (K + H^-1)^-1
+    dual = _solved(lower, root, prior, linear)
+    value = 0.5 * (linear * (dual @ prior)).sum() - lower.diagonal(dim1=-1, dim2=-2).log().sum()
+    return value, 0.5 * (dual.T @ dual - narrow.sum(0))
+
+
 def evidence(kernel: DenseKernel, seen: Quadratic) -> Tensor:
     """The bound at the best posterior under the quadratic, for the whole Gaussian process, up to a
     constant. Its first derivatives in the kernel's parameters are right. Cost O(R N^3), in single precision
@@ -172,13 +185,14 @@ def evidence(kernel: DenseKernel, seen: Quadratic) -> Tensor:
     with torch.no_grad():
         root, linear = seen.bend.clamp(min=0).sqrt().T, seen.linear.T  # (R, N)
         root = root.to(kind_for(prior, root.numel() * len(prior) ** 2))
-        inner = root[:, :, None] * prior.to(root) * root[:, None]
-        inner.diagonal(dim1=-1, dim2=-2).add_(1)
-        lower = cholesky(inner)
-        narrow = inverse_from_lower(lower).mul_(root[:, :, None]).mul_(root[:, None])  # (K + H^-1)^-1
-        dual = _solved(lower, root, prior, linear)
-        value = 0.5 * (linear * (dual @ prior)).sum() - lower.diagonal(dim1=-1, dim2=-2).log().sum()
-        slope = 0.5 * (dual.T @ dual - narrow.sum(0))
+        held = prior.detach()
+
+        def work(first: int, last: int) -> tuple[Tensor, Tensor]:
+            return _of_functions(held, root[first:last], linear[first:last])
+
+        cost = root.numel() * len(held) ** 2
+        values, slopes = zip(*share_matrices(work, len(root), cost, root.device), strict=True)
+        value, slope = sum(values), sum(slopes)
     # The value, and a linear function of the prior with the right slope.
     return value + (slope * (prior - prior.detach())).sum()
 

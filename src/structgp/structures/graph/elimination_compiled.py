@@ -33,7 +33,7 @@ from structgp.structures.graph.group_lanes import ROWS, one_dot, one_slope, some
 from structgp.structures.graph.lane_code import LANES
 from structgp.structures.graph.lanes import add, divide, extremes, multiply, multiply_and_add, row_sum
 from structgp.structures.linear_chain.lane_exp import exp_in_place
-from structgp.structures.threads import share
+from structgp.threads import share
 
 SMALLEST = 1e-280
 """A table that may have smaller positive entries is not trusted; the smallest normal number is 2e-308."""

@@ -15,7 +15,7 @@ from structgp.structures.graph.path_lanes import solve_lanes
 from structgp.structures.graph.path_loops import solve
 from structgp.structures.graph.path_sweeps import PathCover
 from structgp.structures.program import Scores
-from structgp.structures.threads import share
+from structgp.threads import share
 
 LEAST_DRAWS = 3
 """Draws from which on they go side by side, some of the eight places idle. With 11 labels and three draws

@@ -14,7 +14,7 @@ from structgp.structures.graph.cover import Solution, factors_of, is_shared
 from structgp.structures.graph.edge_rows import SWEEPS, EdgeRows, pool_of, slopes_of
 from structgp.structures.graph.tree_loops import solve
 from structgp.structures.program import Scores
-from structgp.structures.threads import share
+from structgp.threads import share
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from numba import njit
 from torch import Tensor
 
 from structgp.structures.linear_chain.lane_exp import exp_in_place
-from structgp.structures.threads import share
+from structgp.threads import share
 
 # A unit of work: up to so many chains of one draw. Gradients of a shared table are summed unit by unit.
 CHAINS_AT_ONCE = 16

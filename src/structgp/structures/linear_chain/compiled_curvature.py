@@ -15,7 +15,7 @@ from numba import njit
 from torch import Tensor
 
 from structgp.structures.base import Curvature
-from structgp.structures.threads import share
+from structgp.threads import share
 
 DISTANCES = 8
 """About how far a chain remembers, to judge whether a second thread pays."""

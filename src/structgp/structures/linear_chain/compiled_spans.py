@@ -32,7 +32,7 @@ from structgp.structures.linear_chain.span_lanes import (
     scaled_sum_of_ways,
     sum_of_ways,
 )
-from structgp.structures.threads import share as share_out
+from structgp.threads import share as share_out
 
 L = LANES
 LARGEST = 1e300

@@ -18,7 +18,7 @@ from structgp.structures.linear_chain.fused_draws import FusedDraws
 from structgp.structures.linear_chain.messages import compiled_loops, is_fused
 from structgp.structures.masks import keep_known, leaves_open
 from structgp.structures.program import Program, Scores
-from structgp.structures.threads import share
+from structgp.threads import share
 
 LANES = 8
 """Draws that fill a vector instruction (``compiled_draws``)."""

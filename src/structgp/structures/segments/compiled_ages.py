@@ -24,7 +24,7 @@ from torch import Tensor
 from structgp.structures.linear_chain.compiled import _exponentiate
 from structgp.structures.linear_chain.lane_exp import exp_in_place
 from structgp.structures.segments.span_scheme import SpanScheme
-from structgp.structures.threads import share
+from structgp.threads import share
 
 SAFE = 1e150
 """Backward messages up to here are trusted: what forward messages lose, at most 1e-308 each, then has
