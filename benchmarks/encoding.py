@@ -2,6 +2,7 @@
 
 dicts    20 keys with a string each             columns  20 strings, place j is template j
 bags     20 strings, a set of attributes        sparse   scipy's matrices with 20 entries per row
+bare     the strings of 'columns' looked up in Python dicts, and nothing else, for comparison
 dense    rows of numbers, which have no vocabulary: by their width, in time per number
 
 The same text is encoded however many features are known: what grows is work that the encoder does for what
@@ -11,7 +12,7 @@ pays for memory, since what it looks up no longer fits into a cache. Figures are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -29,22 +30,22 @@ ACTIVE = 20
 """Features of a token."""
 LENGTH = 25
 """Tokens of a sequence."""
-FORMS = ("dicts", "columns", "bags", "sparse")
+FORMS = ("dicts", "columns", "bags", "sparse", "bare")
 
 
 def run(options: Options) -> Iterator[Row]:
     n, rounds = (4, 2) if options.quick else (400, 15)
     sizes, widths = (QUICK, QUICK_WIDTHS) if options.quick else (SIZES, WIDTHS)
     for form in FORMS:
-        text = "columns" if form == "bags" else form
-        encoders = {size: FeatureEncoder(features=_reading(form)).fit(known(text, size)) for size in sizes}
+        text = "columns" if form in ("bags", "bare") else form
+        encoders = {size: _encoder(form, known(text, size)) for size in sizes}
         for what in ("same", "spread"):
             if what == "same" and form != "sparse":  # whose matrices are as wide as training's
                 texts = dict.fromkeys(sizes, drawn(text, sizes[0], n, among=sizes[0]))
             else:
                 among = {size: size if what == "spread" else sizes[0] for size in sizes}
                 texts = {size: drawn(text, size, n, among[size]) for size in sizes}
-            calls = {str(size): lambda e=encoders[size], X=texts[size]: e.transform(X) for size in sizes}
+            calls = {str(size): lambda e=encoders[size], X=texts[size]: e(X) for size in sizes}
             times = take_turns(calls, rounds=rounds)
             for size in sizes:
                 seconds = times[str(size)].cpu_seconds / (n * LENGTH)
@@ -58,8 +59,17 @@ def run(options: Options) -> Iterator[Row]:
         yield {"form": "dense", "text": "same", "size": width, "seconds": seconds, "over_smallest": None}
 
 
-def _reading(form: str) -> str:
-    return {"columns": "columns", "bags": "bag"}.get(form, "auto")
+def _encoder(form: str, X: list[Any]) -> Callable[[list[Any]], Any]:
+    """What is timed, with the features of X known."""
+    if form != "bare":
+        features = {"columns": "columns", "bags": "bag"}.get(form, "auto")
+        return FeatureEncoder(features=features).fit(X).transform
+    places: list[dict[str, int]] = [{} for _ in range(ACTIVE)]
+    for x in X:
+        for token in x:
+            for place, value in zip(places, token, strict=True):
+                place.setdefault(value, len(place))
+    return lambda text: [[[p[v] for p, v in zip(places, token, strict=True)] for token in x] for x in text]
 
 
 def known(form: str, size: int) -> list[Any]:

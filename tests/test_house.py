@@ -152,4 +152,4 @@ def test_the_house_stays_small():
     lines = sum(len(p.read_text(encoding="utf-8").splitlines()) for p in MODULES)
     assert lines <= MOST_LINES
     entries = [p.name for p in SOURCE.iterdir() if p.is_file() or any(p.rglob("*.py"))]
-    assert len(entries) <= 17, sorted(entries)
+    assert len(entries) <= 18, sorted(entries)

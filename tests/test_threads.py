@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -68,3 +69,24 @@ def test_threads_record_gradients_only_where_their_caller_does(
     cost, cpu = 2 * threads.WORTH_A_THREAD, torch.device("cpu")
     with torch.set_grad_enabled(wanted):
         assert share_matrices(lambda *ends: torch.is_grad_enabled(), 2, cost, cpu) == [wanted, wanted]
+
+
+def test_a_thread_that_begins_within_anothers_block_leaves_the_number_of_before() -> None:
+    before = torch.get_num_threads()
+    seen: list[int] = []
+
+    def look() -> None:
+        with one_torch_thread():
+            seen.append(torch.get_num_threads())
+        seen.append(torch.get_num_threads())
+
+    torch.set_num_threads(2)
+    try:
+        with one_torch_thread(), ThreadPoolExecutor(1) as pool:
+            pool.submit(look).result()
+        with ThreadPoolExecutor(1) as pool:
+            seen.append(pool.submit(torch.get_num_threads).result())
+        seen.append(torch.get_num_threads())
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 2, 2, 2]

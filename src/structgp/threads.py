@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,18 +27,28 @@ _threads: ContextVar[int | None] = ContextVar("threads", default=None)
 """Of compiled work, where torch has fewer for the time being."""
 
 
+_lock = threading.Lock()
+_found: list[int] = []
+"""Torch's number of threads before, one entry per block that is open now, all the same: a new thread takes
+the number that is set at the time, and would find 1."""
+
+
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
     """Torch operations use one thread, and compiled work as many as before: waking a second thread for
     arrays of a few thousand numbers takes longer than it saves."""
-    n = torch.get_num_threads()
+    with _lock:
+        n = _found[0] if _found else torch.get_num_threads()
+        _found.append(n)
+        torch.set_num_threads(1)
     token = _threads.set(_threads.get() or n)
-    torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(n)
         _threads.reset(token)
+        with _lock:
+            _found.pop()
+            torch.set_num_threads(n)
 
 
 def share(work: Callable[[int, int], Result], units: int, cost: int) -> list[Result]:
@@ -62,10 +73,11 @@ def share_matrices(
     enough = 1 < torch.get_num_threads() <= min(units, cost // WORTH_A_THREAD)
     if device.type != "cpu" or not enough:
         return [work(0, units)]
-    wants_gradients = torch.is_grad_enabled()  # which each thread has to be told
+    # What each thread has to be told.
+    gradients, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
     def alike(first: int, last: int) -> Result:
-        with torch.set_grad_enabled(wants_gradients):
+        with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
             return work(first, last)
 
     with one_torch_thread():

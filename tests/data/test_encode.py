@@ -778,3 +778,15 @@ def test_rows_of_matrices_that_are_stacked_are_those_of_each():
     for part in parts:
         np.testing.assert_array_equal(stacked([part]).toarray(), found[: part.shape[0]].toarray())
         found = found[part.shape[0] :]
+
+
+def test_what_lies_behind_the_last_entry_of_a_matrix_is_no_feature():
+    longer = scipy.sparse.csr_matrix(([1.0, 2.0, 3.0], [5, 0, 3], [0, 2, 3]), shape=(2, 6))
+    longer.indptr = np.array([0, 1, 2], np.int32)
+    assert FeatureEncoder().fit([longer]).columns == [0, 5]
+
+
+def test_complex_numbers_in_a_matrix_are_refused_with_their_place():
+    good = scipy.sparse.csr_matrix(np.eye(2))
+    with pytest.raises(InputError, match=r"X\[1\].*complex"):
+        FeatureEncoder().fit([good, good]).transform([good, good.astype(complex)])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from structgp import threads
 from structgp.gp import linalg
 from structgp.gp.linalg import (
     RELATIVE_JITTER,
     cholesky,
+    each_times,
     factor_of_inverse,
     invert_lower_,
     upper_factor_of_inverse,
@@ -118,3 +120,39 @@ def test_products_with_triangular_matrices(n: int, monkeypatch: pytest.MonkeyPat
     found = linalg.factor_from_upper(total)
     whole = total.triu() + total.triu(1).T
     torch.testing.assert_close(found @ found.T, torch.linalg.inv(whole))
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_matrices_shared_out_to_threads(inference: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with one thread, even beside one that is singular, which has a jitter of its own."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 30, 30, generator=generator, dtype=torch.float64)
+    matrices, vectors = x @ x.mT + torch.eye(30), torch.randn(5, 30, generator=generator).double()
+    matrices[4] = 1.0
+    monkeypatch.setattr(threads, "WORTH_A_THREAD", 1)
+    found = []
+    for n in (1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda n=n: n)
+        with torch.inference_mode(inference):
+            roots = upper_factor_of_inverse(matrices)
+            found.append((roots, each_times(roots, vectors), each_times(roots.mT, vectors)))
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one[:4], two[:4], rtol=1e-12, atol=1e-12)
+        assert two[4].isfinite().all()
+    roots, products, _ = found[1]
+    torch.testing.assert_close(products, torch.einsum("rij,rj->ri", roots, vectors))
+    torch.testing.assert_close(roots[:4] @ roots[:4].mT, matrices[:4].inverse())
+    assert not torch.is_grad_enabled() or not roots.requires_grad
+
+
+def test_products_with_each_matrix_have_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "WORTH_A_THREAD", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    vectors = torch.ones(4, 3, dtype=torch.float64, requires_grad=True)
+    matrices = torch.arange(36, dtype=torch.float64).view(4, 3, 3)
+    each_times(matrices, vectors).sum().backward()
+    torch.testing.assert_close(vectors.grad, matrices.sum(1))
+
+
+def test_no_matrices_have_no_factors() -> None:
+    assert upper_factor_of_inverse(torch.zeros(2, 0, 0)).shape == (2, 0, 0)

@@ -14,11 +14,11 @@ from gpytorch.kernels import RBFKernel
 
 from structgp import Inducing, Mixture, Natural, SecondOrder, StructgpWarning, StructuredGPClassifier
 from structgp.gp.inducing_inputs import choose_inducing
-from structgp.inference.lbfgs import climb_down, minimize
+from structgp.inference.lbfgs import climb_down, descend, minimize
 from structgp.plan.options import NAMED
 
-WAYS = [minimize, climb_down]
-"""On the host, and as on a device."""
+WAYS = [minimize, climb_down, descend]
+"""SciPy's, the plain one on arrays, and on tensors, as on a device."""
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 

@@ -17,7 +17,7 @@ from structgp import Prior, StructuredGPClassifier
 from structgp.data.examples import Examples, read_examples
 from structgp.gp.kernels import DenseKernel
 from structgp.plan import dense_shape, held_out
-from structgp.plan.dense_shape import DenseShape, by_bound, by_regression
+from structgp.plan.dense_shape import DenseShape, by_bound, by_regression, ways
 from structgp.plan.options import Options
 from structgp.plan.resolve import resolve
 
@@ -124,28 +124,45 @@ def test_warm_start_begins_anew_under_another_kernel() -> None:
     assert "dense smooth" in model.training_log_["kernel_scales"]
 
 
-def _beside_words(n_columns: int, n: int = 12) -> Examples:
+def _beside_words(n_columns: int, n_words: int, n: int = 16) -> Examples:
     """Sequences of two tokens with a word and a vector each."""
     rng = np.random.default_rng(0)
-    X = [[{"word": "ab"[i % 2], "vector": rng.normal(size=n_columns)} for i in range(2)] for _ in range(n)]
-    return read_examples(X, [["A", "B"]] * n)
+
+    def token(i: int) -> dict[str, Any]:
+        return {"word": str(i % n_words), "vector": rng.normal(size=n_columns)}
+
+    return read_examples([[token(2 * i), token(2 * i + 1)] for i in range(n)], [["A", "B"]] * n)
+
+
+def _kernel(choice: Any, examples: Examples) -> Any:
+    return resolve(Options(kernel=choice), examples).kernel
 
 
 @pytest.mark.parametrize(("n_columns", "name"), [(31, "linear+rbf"), (32, "linear")])
-def test_many_columns_beside_templates_have_a_linear_kernel(n_columns: int, name: str) -> None:
-    def kernel(choice: Any, examples: Examples) -> Any:
-        return resolve(Options(kernel=choice), examples).kernel.value["dense"]
-
-    examples = _beside_words(n_columns)
-    assert kernel("auto", examples) == name
-    assert kernel({"dense": "linear+rbf"}, examples) == "linear+rbf"
+def test_many_columns_beside_templates_of_words_have_a_linear_kernel(n_columns: int, name: str) -> None:
+    examples = _beside_words(n_columns, n_words=32)
+    chosen = _kernel("auto", examples)
+    assert chosen.value["dense"] == name
+    assert ("templates of words" in chosen.reason) == (name == "linear")
+    assert _kernel({"dense": "linear+rbf"}, examples).value["dense"] == "linear+rbf"
+    open_part = _kernel({"categorical": "relevance"}, examples)
+    assert open_part.value["dense"] == name
+    assert ("templates of words" in open_part.reason) == (name == "linear")
     rng = np.random.default_rng(1)
     alone = read_examples([rng.normal(size=(2, n_columns)) for _ in range(12)], [["A", "B"]] * 12)
-    assert kernel("auto", alone) == "linear+rbf"
+    assert _kernel("auto", alone).value["dense"] == "linear+rbf"
 
 
-def test_beside_templates_the_shape_comes_from_regression_alone() -> None:
-    examples = _beside_words(2)
+@pytest.mark.parametrize(("n", "n_words", "is_enough"), [(16, 31, False), (16, 32, True), (321, 32, False)])
+def test_a_flag_is_no_template_of_words(n: int, n_words: int, is_enough: bool) -> None:
+    """Enough known values, and one for every twenty tokens."""
+    examples = _beside_words(40, n_words, n)
+    assert _kernel("auto", examples).value["dense"] == ("linear" if is_enough else "linear+rbf")
+    assert ways(examples) == ((by_regression,) if is_enough else (by_bound, by_regression))
+
+
+def test_beside_templates_of_words_the_shape_comes_from_regression_alone() -> None:
+    examples = _beside_words(2, n_words=32)
     options = Options()
     (beside,) = held_out._variants(options, resolve(options, examples), examples)
     assert beside.shape is not None

@@ -183,6 +183,9 @@ class FeatureEncoder(Vocabulary):
         there = {n: as_csr(x) for n, (place, x) in enumerate(given) if form_of(x, place, self.form)}
         for n, matrix in there.items():
             self._check_width(matrix.shape[1], given[n][0])
+            if matrix.dtype.kind not in "biuf":
+                what = f"a sparse matrix of numbers of type {matrix.dtype}"
+                raise InputError(given[n][0], what, "pass real numbers")
         if not there:
             return [_EMPTY for _ in given]
         whole = stacked(list(there.values()))

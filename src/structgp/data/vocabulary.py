@@ -181,7 +181,8 @@ class Vocabulary(RowLayout):
         seen[self.column_array] = True
         for _, x in not_empty(X, "sparse"):
             if x.shape[1] == self.width:  # another width is reported when x is encoded
-                seen[as_csr(x).indices] = True
+                rows = as_csr(x)
+                seen[rows.indices[: rows.indptr[-1]]] = True
         self.column_array = np.flatnonzero(seen)
         self.columns = self.column_array.tolist()
         self.__dict__.pop("column_places", None)

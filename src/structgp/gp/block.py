@@ -303,7 +303,7 @@ def contrasts(frequency: Tensor) -> Tensor:
 
     They are the principal axes of diag(p) - p p^T, which is how a softmax bends where every token has the
     labels' frequencies: along them its second derivatives do not mix. Labels that are equally frequent have
-    no axes of their own; they are told apart by their order, so that no rounding decides.
+    no axes of their own; they are told apart by their order, so that rounding does not decide.
     """
     V = len(frequency)
     p = frequency.double() / frequency.double().sum().clamp(min=1e-300)

@@ -50,11 +50,12 @@ def factor_from_upper(precision: Tensor) -> Tensor:
 
 def upper_factor_of_inverse(precision: Tensor) -> Tensor:
     """Upper triangular U with U U^T = precision^-1, for (..., n, n) positive definite matrices of which the
-    lower triangle is read. Cost 2/3 n^3."""
+    lower triangle is read. Without gradients. Cost 2/3 n^3."""
+    precision = precision.detach()
     if precision.device.type != "cpu":
         return invert_lower_(_factor(precision)).mT
     n = precision.shape[-1]
-    each = precision.detach().reshape(-1, n, n)
+    each = precision.reshape(precision.shape[:-2].numel(), n, n)
     found = torch.empty_like(each)
 
     def work(first: int, last: int) -> None:
@@ -68,8 +69,11 @@ def upper_factor_of_inverse(precision: Tensor) -> Tensor:
 def _factor(precision: Tensor) -> Tensor:
     """Lower factors of matrices of which the lower triangle is read."""
     factor, failed = torch.linalg.cholesky_ex(precision)
-    # A kernel of very large variance leaves less than rounding between the matrix and singular.
-    return cholesky(precision.tril() + precision.tril(-1).mT) if bool((failed > 0).any()) else factor
+    bad = failed > 0
+    if bool(bad.any()):
+        # A kernel of very large variance leaves less than rounding between the matrix and singular.
+        factor[bad] = cholesky(precision[bad].tril() + precision[bad].tril(-1).mT)
+    return factor
 
 
 def invert_lower_(factor: Tensor) -> Tensor:

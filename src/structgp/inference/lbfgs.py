@@ -26,15 +26,19 @@ def minimize(
     if start.device.type != "cpu":
         return climb_down(objective, start, steps=steps, memory=memory, tolerance=tolerance)
 
+    options = {"maxcor": memory, "maxiter": steps, "ftol": tolerance}
+    found: Any = scipy.optimize.minimize(
+        _of_arrays(objective), start.numpy(), jac=True, method="L-BFGS-B", options=options
+    )
+    return torch.from_numpy(found.x), float(found.fun)
+
+
+def _of_arrays(objective: Objective) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
     def of_array(x: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient = objective(torch.from_numpy(x))
         return value, gradient.numpy()
 
-    options = {"maxcor": memory, "maxiter": steps, "ftol": tolerance}
-    found: Any = scipy.optimize.minimize(
-        of_array, start.numpy(), jac=True, method="L-BFGS-B", options=options
-    )
-    return torch.from_numpy(found.x), float(found.fun)
+    return of_array
 
 
 FIRST_LENGTH = 1.0
@@ -56,13 +60,16 @@ def climb_down(
     along which the slope falls tell nothing of the curvature. At most ``steps``, the last of which gains
     less than ``tolerance`` of the value; the last ``memory`` are remembered, or all of them. Cost of a
     step: most often one call of the objective, and O(memory P)."""
-    on_cpu = start.device.type == "cpu"
+    if start.device.type != "cpu":
+        return descend(objective, start, steps, tolerance, memory)
+    x, value = descend(_of_arrays(objective), start.numpy(), steps, tolerance, memory)
+    return torch.from_numpy(x), value
 
-    def at(x: Any) -> tuple[float, Any]:
-        value, slope = objective(torch.from_numpy(x) if on_cpu else x)
-        return value, slope.numpy() if on_cpu else slope
 
-    x: Any = start.numpy() if on_cpu else start
+def descend(
+    at: Callable[[Any], tuple[float, Any]], x: Any, steps: int, tolerance: float, memory: int | None = None
+) -> tuple[Any, float]:
+    """``climb_down`` on arrays or on tensors, whichever ``at`` takes and gives."""
     known = list[Known]()
     value, slope = at(x)
     for _ in range(steps):
@@ -90,7 +97,7 @@ def climb_down(
         x, value, slope = new, new_value, new_slope
         if gained <= tolerance * max(abs(value), 1.0):
             break
-    return torch.from_numpy(x) if on_cpu else x, value
+    return x, value
 
 
 def _direction(known: Sequence[Known], slope: Any) -> Any:

@@ -42,8 +42,9 @@ MOST_DRAWS = 128
 """As many as answers average over by default."""
 
 OPTIMISM = 0.1
-"""Nats per example by which the bound on the draws that means were fitted to may exceed that on others. The
-optimum is about half way between the two (``inference.loop``): the fit then is within .05 of it."""
+"""Nats per example, counted by its weight, by which the bound on the draws that means were fitted to may
+exceed that on others. The optimum is about half way between the two (``inference.loop``): the fit then is
+within .05 of it."""
 
 
 @dataclass
@@ -139,7 +140,7 @@ class SecondOrder:
         converged = converged and means.gap < self.tolerance * problem.n_counted
         excess, looked = _excess(problem, state, elbo) if converged and not self.brief else (0.0, 0)
         few = excess > OPTIMISM
-        converged = converged and not few
+        converged = converged and not (few or self.brief)
         finished = converged or done >= self.max_rounds or (few and state.n_draws >= MOST_DRAWS)
         finished = finished or (self.brief and settled)
         evaluations = state.evaluations + means.evaluations + extra + looked

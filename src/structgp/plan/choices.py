@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from gpytorch.kernels import Kernel
 
 from structgp.data.annotations import Given
+from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import Examples
 from structgp.data.shards import ShardedExamples
 from structgp.data.vocabulary import Block
@@ -95,12 +96,14 @@ LEARNED_KERNELS = {"categorical": "relevance", "sparse": "relevance", "dense": "
 FIXED_KERNELS = {"categorical": "template", "sparse": "linear", "dense": "rbf"}
 """What 'auto' stands for, by kind of feature, where the fit itself learns scales and where it does not."""
 
-WIDE = 32
-"""Dense columns from which their kernel is linear where other features stand beside them. Word vectors have
-more, measurements fewer. Templates tell words apart, and a smooth function of vectors hardly adds to that:
+WIDE, REPEATED = 32, 20
+"""Dense columns from which their kernel is linear beside features that tell words apart. Word vectors have
+more columns, measurements fewer. A smooth function of vectors hardly adds to templates of words:
 cross-validation within four TRAINING sets of ``experiments.vectors`` (recipes and chunking) gave an NLL of
-.355 with the linear part alone and .356 with an RBF of 300 inducing inputs, which took twice the time.
-The number was not chosen on data."""
+.355 with the linear part alone and .356 with an RBF of 300 inducing inputs, which took twice the time. And
+the tokens per known feature up to which those are taken to tell words apart (``tells_words_apart``):
+templates of words have a feature for every few tokens, flags and tags one for hundreds. Neither number was
+chosen on data."""
 
 
 @dataclass(frozen=True)
@@ -241,24 +244,39 @@ def are_weights(kernel: KernelChoice, blocks: Sequence[Block]) -> bool:
     return all(one(kernel, block.kind) for block in blocks)
 
 
-def kernel_of(choice: KernelChoice, blocks: Sequence[Block], on_bound: bool) -> Choice[KernelChoice]:
+def tells_words_apart(encoder: FeatureEncoder, n_tokens: int) -> bool:
+    """Whether there are so many features beside dense ones that these need not tell words apart."""
+    known = sum(map(len, encoder.values)) + encoder.n_sparse
+    return known >= max(WIDE, n_tokens / REPEATED)
+
+
+def kernel_of(
+    choice: KernelChoice, blocks: Sequence[Block], on_bound: bool, beside_words: bool = False
+) -> Choice[KernelChoice]:
     """The kernel of each kind of feature, with 'auto' replaced by a name: one relevance per feature where
     the fit learns it, else one weight per template; on dense features linear plus RBF, RBF alone, or
-    linear where there are many columns beside other features (``WIDE``)."""
+    linear where there are many columns (``WIDE``) beside features that tell words apart."""
     is_auto = isinstance(choice, str) and choice == "auto"
     if not is_auto and not isinstance(choice, Mapping):
         return Choice(choice, ASKED)
     given = {} if isinstance(choice, str) else dict(choice)
-    learned = "the fit learns what each feature is worth"
+    reason = ASKED
+    if is_auto:
+        learned, fixed = (
+            "the fit learns what each feature is worth",
+            "the fit does not learn single features",
+        )
+        reason = learned if on_bound else fixed
     usual = dict(LEARNED_KERNELS if on_bound else FIXED_KERNELS)
-    if on_bound and len(blocks) > 1 and any(map(_is_wide, blocks)):
-        usual["dense"] = "linear"
-        learned += f"; {WIDE} dense columns or more beside other features have no smooth part"
     for block in blocks:
         name = given.get(block.kind, "auto")
-        given[block.kind] = usual[block.kind] if isinstance(name, str) and name == "auto" else name
-    reason = learned if on_bound else "the fit does not learn single features"
-    return Choice(given, reason if is_auto else ASKED)
+        if isinstance(name, str) and name == "auto":
+            name = usual[block.kind]
+            if on_bound and beside_words and _is_wide(block):
+                name = "linear"
+                reason += f"; {WIDE} dense columns or more beside templates of words have no smooth part"
+        given[block.kind] = name
+    return Choice(given, reason)
 
 
 def _is_wide(block: Block) -> bool:

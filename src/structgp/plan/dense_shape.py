@@ -5,7 +5,7 @@ There are two ways. 'bound' fits the model itself to a few hundred tokens and mo
 bound is largest: the better way where the kernel can be right. Where it cannot (pixels), the bound likes
 kernels that separate the training tokens with small weights, and 'regression' of single labels on the
 features, whose evidence is known in closed form (``gp.relaxation``), predicts better. Cross-validation
-decides (``plan.held_out``); beside templates there is one way only (``ways``)."""
+decides (``plan.held_out``); beside templates of words there is one way only (``ways``)."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from structgp.gp.kernels import DenseKernel
 from structgp.gp.kernels.build import build_kernel
 from structgp.inference import SecondOrder
 from structgp.inference.loop import make_batches, train
+from structgp.plan.choices import tells_words_apart
 from structgp.plan.options import Options
 from structgp.plan.pilot import BATCH_TOKENS, Pilot, sample
 from structgp.plan.resolve import Plan
@@ -72,11 +73,12 @@ class DenseShape:
 Way: TypeAlias = Callable[[Options, Plan, Examples, torch.Generator], DenseShape]
 
 
-def ways(plan: Plan) -> tuple[Way, ...]:
-    """By which the shape may be learned where cross-validation decides. Beside templates the bound's way
-    takes three times as long, and predicted worse: at the same weight .373 against .349 per token, left out
-    of five TRAINING sets of ``experiments.vectors``."""
-    return (by_bound, by_regression) if len(plan.split.node.blocks) == 1 else (by_regression,)
+def ways(examples: Examples) -> tuple[Way, ...]:
+    """By which the shape may be learned where cross-validation decides. Beside templates of words the
+    bound's way takes three times as long, and predicted worse: at the same weight .373 against .349 per
+    token, left out of five TRAINING sets of ``experiments.vectors``."""
+    beside_words = tells_words_apart(examples.encoder, examples.n_tokens)
+    return (by_regression,) if beside_words else (by_bound, by_regression)
 
 
 def by_bound(options: Options, plan: Plan, examples: Examples, generator: torch.Generator) -> DenseShape:

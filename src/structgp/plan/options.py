@@ -105,8 +105,9 @@ class Inducing:
     Parameters
     ----------
     n_inducing : most inducing inputs, picked from at most 8,000 training tokens. If fewer reproduce all
-        tokens, the model is the full GP. None for 1000, or as many as leave 2 % of the prior variance open
-        if those are fewer, or the preset's number.
+        tokens, the model is the full GP. None for 1000, or one per token up to some 2,000 tokens where the
+        fit uses second order, or as many as leave 2 % of the prior variance open if those are fewer; or the
+        preset's number.
     covariance : of the inducing values of a function: 'full'; 'low-rank', whose precision is a diagonal
         plus ``rank`` directions; or 'diagonal' (in whitened coordinates). 'auto' is the first of them that
         takes at most 512 MB and 2e12 multiplications per round.

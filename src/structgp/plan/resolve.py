@@ -177,7 +177,8 @@ def resolve(options: Options, examples: Examples | ShardedExamples, together: Pr
     structure, blocks = model["structure"].value, model["split"].node.blocks
     options = _for_shards(options) if on_disk else options
     on_bound = choices.learns_on_bound(options, structure, blocks)
-    kernel = choices.kernel_of(options.kernel, blocks, on_bound)
+    beside_words = choices.tells_words_apart(examples.encoder, examples.n_tokens)
+    kernel = choices.kernel_of(options.kernel, blocks, on_bound, beside_words)
     family = choices.family_of(options, kernel.value, blocks, on_bound)
     n_tokens, dense = examples.n_tokens, any(block.kind == "dense" for block in blocks)
     if dense and isinstance(family.value, Weights):
