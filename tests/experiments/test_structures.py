@@ -99,10 +99,12 @@ def test_tokens_of_seminars_by_field() -> None:
 
 def test_a_missed_token_is_reachable_if_its_word_is_found_elsewhere_in_the_document() -> None:
     truth, guessed = ["B-speaker", "I-speaker", "B-speaker", "O"], ["O", "I-speaker", "O", "O"]
-    found = seminars.missed([["lee", "lee", "ann", "lee"]], [truth], [guessed])
+    found, mended = seminars.missed([["lee", "lee", "ann", "lee"]], [truth], [guessed])
     assert found["speaker"] == [2, 1]
-    apart = seminars.missed([["lee"], ["lee"]], [["B-speaker"]] * 2, [["O"], ["B-speaker"]])
+    assert mended == [["B-speaker", "I-speaker", "O", "O"]]
+    apart, same = seminars.missed([["lee"], ["lee"]], [["B-speaker"]] * 2, [["O"], ["B-speaker"]])
     assert apart["speaker"] == [1, 0]
+    assert same == [["O"], ["B-speaker"]]
 
 
 def test_a_skip_chain_is_fitted_and_scored(data: Path) -> None:

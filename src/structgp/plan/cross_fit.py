@@ -23,7 +23,6 @@ import numpy as np
 import torch
 
 from structgp.answers.ask import Asked, Model, Question
-from structgp.answers.best_spans import LEAST_COUNTED, expected_f1
 from structgp.data.encode import FeatureSplit
 from structgp.data.examples import Examples
 from structgp.data.shards import ShardedExamples
@@ -109,7 +108,7 @@ def choose(
     settled = {name: getattr(chain, name) for name in ("data_weight", "spread", "tails", "threshold")}
     plan, cross_fit.learned = replace(plan, **settled, tables=told), tables
     if found is not None:
-        plan, found = cross_fit.expected(plan, found)
+        found = cross_fit.expected(found)
         found["seconds"] = time.monotonic() - began
     return plan, found, cross_fit
 
@@ -206,11 +205,12 @@ class CrossFit:
         whole = Posterior({**dict(chain.posterior.items()), **self.learned})
         return replace(chain, posterior=whole, plan=plan, within=chain)
 
-    def expected(self, plan: Plan, found: dict[str, Any]) -> tuple[Plan, dict[str, Any]]:
+    def expected(self, found: dict[str, Any]) -> dict[str, Any]:
         """What to expect of the model, in the place of what cross-validation found of the chain: parts are
-        judged with tables that the other parts tell, until ``ENOUGH`` tokens have been."""
+        judged with tables that the other parts tell, until ``ENOUGH`` tokens have been. The threshold of
+        spans stays the chain's: these parts are fitted to more data than the folds that told it, and would
+        expect a higher F1 for that alone."""
         judged: list[Predictions] = []
-        spans: list[Any] = []
         fitted: list[int] = []
         n_tokens = 0
         for k, part in enumerate(self.parts):
@@ -219,18 +219,17 @@ class CrossFit:
             fold, rest = part.fold, [n for n in range(len(self.parts)) if n != k]
             model = self._with(part.model, self.tables(rest))
             question = Question(held_out.ANSWER_DRAWS, None, self.chain.device.value)
-            asked = Asked(model, question, fold.left_out.rows, fold.left_out.links).keeping()
+            asked = Asked(model, question, fold.left_out.rows, fold.left_out.links)
             judged.append(Predictions(*fold.judge(asked.marginals(), fold.judged).T))
-            spans += [] if plan.threshold is None else asked.spans(LEAST_COUNTED)
             fitted.append(fold.examples.n_tokens)
             n_tokens += fold.n_judged
         if not n_tokens:
-            return plan, found
+            return found
         at, told = joined(judged), found["learning_curve"]
         shrinks = Curve(told["slope"], told["error"]).shrinks(
             float(np.mean(fitted)), self.examples.n_tokens
         )
-        found = found | {
+        return found | {
             "token_nll": shrinks * at.loss,
             "token_error": shrinks * (1 - at.mean("right")),
             "learning_curve": told | {"nll_of_folds": at.loss},
@@ -241,9 +240,3 @@ class CrossFit:
             "n_tokens": n_tokens,
             "n_folds": len(judged),
         }
-        f1, threshold = expected_f1(spans)
-        if plan.threshold is not None and threshold:
-            reason = f"half of the expected F1 of left-out training data, {f1:.1%}"
-            plan = replace(plan, threshold=Choice(threshold, reason))
-            found["expected_f1"] = f1
-        return plan, found

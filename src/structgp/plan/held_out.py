@@ -54,9 +54,10 @@ logger = logging.getLogger("structgp.held_out")
 
 N_FOLDS, MOST_FOLDS = 3, 10
 """Folds of training sets that have enough tokens (``CHEAP``, ``COSTLY``, ``DENSE``), and of those with half
-as many or fewer, which are quick to fit. Fits to two thirds of 20 sequences choose weights and spreads for less data
-than there is: on training sets of 20 generated product titles (not those of ``experiments.few``), the NLL
-of other titles was .333 with 3 folds and .300 with 10, and confidence was .048 and .030 below accuracy."""
+as many or fewer, which are quick to fit. Fits to two thirds of 20 sequences choose weights and spreads for
+less data than there is: on training sets of 20 generated product titles (not those of
+``experiments.few``), the NLL of other titles was .333 with 3 folds and .300 with 10, and confidence was
+.048 and .030 below accuracy."""
 
 HALVED = 2
 """Folds that tell the learning curve, at most: a third one moved estimates by a hundredth."""
