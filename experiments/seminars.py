@@ -6,9 +6,9 @@ DIR/structures/seminars.col has one token on each line (token, line number, labe
 documents. Five folds by document; all methods see the same features of tokens. ``--within`` splits the
 training documents of each fold once more, and scores on the part left out: what is chosen is chosen there.
 Figures are F1 of spans that are right in all respects, by field, over all folds together, and F1 of tokens.
-'missed' counts tokens of a field that are missed, per fold, 'reachable' those of them whose word is found in
-the same field elsewhere in the document: all that links of equal words could mend. 'ceiling' is F1 of spans
-if all of these were put right. Rows go to results/seminars.jsonl.
+'missed' counts tokens of a field that are missed, per fold, 'reachable' those of them whose word is found
+in the same field elsewhere in the document: all that links of equal words could mend. 'ceiling' is F1 of
+spans if all of these were put right. Rows go to results/seminars.jsonl.
 """
 
 from __future__ import annotations
