@@ -61,8 +61,8 @@ def _is_flat(block: Any, node: Any, examples: Examples) -> bool:
     parts, n = [], 0
     for rows in examples.rows:
         if len(rows) and n < SOME:
-            parts.append(rows)
-            n += len(rows)
+            parts.append(rows[: SOME - n])  # one long sequence has too many for a joint covariance
+            n += len(parts[-1])
     if n < FEW or block.is_silent:
         return False
     if len({rows.shape[1] for rows in parts}) > 1:  # sparse rows, padded when they are batched
