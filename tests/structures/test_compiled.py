@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from structgp.structures import Chain, Rules, threads
+from structgp import threads
+from structgp.structures import Chain, Rules
 from structgp.structures.linear_chain import messages
 from structgp.structures.linear_chain.messages import Logs, Scaled, log_partition, pass_messages
 
