@@ -90,3 +90,17 @@ def test_a_thread_that_begins_within_anothers_block_leaves_the_number_of_before(
     finally:
         torch.set_num_threads(before)
     assert seen == [1, 2, 2, 2]
+
+
+def test_a_child_that_was_forked_within_a_block_keeps_one_thread() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with one_torch_thread():
+            threads._in_child()  # what the fork calls there
+            with one_torch_thread():
+                pass
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)

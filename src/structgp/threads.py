@@ -18,11 +18,6 @@ WORTH_A_THREAD = 1_000_000
 
 Result = TypeVar("Result")
 
-# OpenMP's threads stay behind in the parent, and a forked child that counts on them waits forever.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
-
-
 _threads: ContextVar[int | None] = ContextVar("threads", default=None)
 """Of compiled work, where torch has fewer for the time being."""
 
@@ -31,6 +26,17 @@ _lock = threading.Lock()
 _found: list[int] = []
 """Torch's number of threads before, one entry per block that is open now, all the same: a new thread takes
 the number that is set at the time, and would find 1."""
+
+
+def _in_child() -> None:
+    """OpenMP's threads stay behind in the parent, and a forked child that counts on them waits forever."""
+    global _lock
+    _lock, _found[:] = threading.Lock(), [1] * len(_found)
+    torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 @contextmanager
@@ -47,8 +53,7 @@ def one_torch_thread() -> Iterator[None]:
     finally:
         _threads.reset(token)
         with _lock:
-            _found.pop()
-            torch.set_num_threads(n)
+            torch.set_num_threads(_found.pop())
 
 
 def share(work: Callable[[int, int], Result], units: int, cost: int) -> list[Result]:

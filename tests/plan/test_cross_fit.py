@@ -169,3 +169,13 @@ def test_few_sequences_and_other_fits_are_fitted_as_a_whole() -> None:
     assert plan_of(LINKED, X[:4], y[:4]) is None
     assert plan_of(LINKED, X, y, inference="natural") is None
     assert plan_of(LINKED, X, y, posterior="inducing") is None
+
+
+def test_the_threshold_of_spans_is_the_chains() -> None:
+    X, y = documents(30, 0, 0.95)
+    spans = [["O" if label == "O" else f"B-{label}" for label in labels] for labels in y]
+    plans = [
+        StructuredGPClassifier(structure=s).fit(X, spans).training_log_["plan"] for s in (LINKED, chain())
+    ]
+    assert plans[0]["tables"]["value"] == "from left-out sequences"
+    assert plans[0]["threshold"] == plans[1]["threshold"]

@@ -262,11 +262,8 @@ def kernel_of(
     given = {} if isinstance(choice, str) else dict(choice)
     reason = ASKED
     if is_auto:
-        learned, fixed = (
-            "the fit learns what each feature is worth",
-            "the fit does not learn single features",
-        )
-        reason = learned if on_bound else fixed
+        learned = "the fit learns what each feature is worth"
+        reason = learned if on_bound else "the fit does not learn single features"
     usual = dict(LEARNED_KERNELS if on_bound else FIXED_KERNELS)
     for block in blocks:
         name = given.get(block.kind, "auto")
