@@ -1,6 +1,7 @@
 """Learning curves from 10 sequences on, against a CRF, and what counting the data more than once does.
 
     python -m experiments.few --data DIR [--task TASK ...] [--size N ...] [--seeds N ...]
+                              [--method NAME ...]
 
 Each row has one random training set, scored on up to 300 of the other sequences whose labels occur in it.
 'once' counts every training sequence once, Bayes' rule; 'default' as often as cross-validation within the
@@ -49,16 +50,18 @@ def load(task: str, data: str | None) -> tuple[list[Any], list[list[str]]]:
     return [raw.template.expand(x) for x in raw.X], raw.y
 
 
-def compare(X: list[Any], y: list[list[str]], size: int, seed: int) -> dict[str, Any]:
-    """Figures of every method on one training set."""
+def compare(
+    X: list[Any], y: list[list[str]], size: int, seed: int, names: Sequence[str] = tuple(METHODS)
+) -> dict[str, Any]:
+    """Figures of the methods with these names on one training set."""
     order = np.random.default_rng([seed, size]).permutation([i for i, labels in enumerate(y) if labels])
     train, rest = order[:size], order[size:]
     known = {label for i in train for label in y[i]}
     test = [i for i in rest if set(y[i]) <= known][:MOST_TEST]
     row: dict[str, Any] = {"size": size, "seed": seed}
-    for name, method in METHODS.items():
+    for name in names:
         began = time.process_time()
-        model = method().fit([X[i] for i in train], [y[i] for i in train])
+        model = METHODS[name]().fit([X[i] for i in train], [y[i] for i in train])
         seconds = time.process_time() - began
         row[name] = figures(model, [X[i] for i in test], [y[i] for i in test]) | {"seconds": seconds}
     return row
@@ -89,16 +92,17 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--task", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--size", nargs="+", type=int, default=list(SIZES))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(10)))
+    parser.add_argument("--method", nargs="+", choices=METHODS, default=list(METHODS))
     options = parser.parse_args(words)
     for task in options.task:
         X, y = load(task, options.data)
         for size in options.size:
             for seed in options.seeds:
-                row = {"task": task} | compare(X, y, size, seed)
+                row = {"task": task} | compare(X, y, size, seed, options.method)
                 keep("few", row)
                 told = "  ".join(
                     f"{name} {row[name]['nll']:.3f} {row[name]['gap']:+.3f} {row[name]['error']:.1f}"
-                    for name in METHODS
+                    for name in options.method
                 )
                 print(f"{task:<13}{size:>4}{seed:>3}  {told}", flush=True)
 
