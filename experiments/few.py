@@ -51,15 +51,15 @@ def load(task: str, data: str | None) -> tuple[list[Any], list[list[str]]]:
 
 
 def compare(
-    X: list[Any], y: list[list[str]], size: int, seed: int, names: Sequence[str] = tuple(METHODS)
+    X: list[Any], y: list[list[str]], size: int, seed: int, names: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Figures of the methods with these names on one training set."""
+    """Figures of the methods with these names, by default all, on one training set."""
     order = np.random.default_rng([seed, size]).permutation([i for i, labels in enumerate(y) if labels])
     train, rest = order[:size], order[size:]
     known = {label for i in train for label in y[i]}
     test = [i for i in rest if set(y[i]) <= known][:MOST_TEST]
     row: dict[str, Any] = {"size": size, "seed": seed}
-    for name in names:
+    for name in names or METHODS:
         began = time.process_time()
         model = METHODS[name]().fit([X[i] for i in train], [y[i] for i in train])
         seconds = time.process_time() - began
