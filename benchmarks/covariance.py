@@ -24,7 +24,7 @@ import torch
 from benchmarks.generate import generate
 from structgp import Inducing, StructuredGPClassifier
 from structgp.data.encode import FeatureEncoder
-from structgp.data.examples import LabelEncoder
+from structgp.data.labels import LabelEncoder
 from structgp.gp import Inducing as InducingBlock
 from structgp.gp import Posterior, Table
 from structgp.gp.kernels.build import build_kernel

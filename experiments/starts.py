@@ -20,7 +20,7 @@ from torch import Tensor
 
 from experiments.data import arguments, bound_per_sequence, each_fold, load_fold, run_command
 from structgp.data.encode import FeatureEncoder
-from structgp.data.examples import LabelEncoder
+from structgp.data.labels import LabelEncoder
 from structgp.gp import Inducing, Posterior, Table, Weights, contrasts
 from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Problem, SecondOrder

@@ -21,7 +21,7 @@ import torch
 from experiments.data import arguments, keep, load_fold, run_command
 from experiments.methods.sgd import SGD
 from structgp.data.encode import FeatureEncoder
-from structgp.data.examples import LabelEncoder
+from structgp.data.labels import LabelEncoder
 from structgp.gp import Inducing, Posterior, Table
 from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Problem

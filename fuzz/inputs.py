@@ -16,7 +16,7 @@ from fuzz.readers import ORACLES
 from structgp.cli.structure_files import read_json
 from structgp.data import sources
 from structgp.data.encode import FeatureEncoder
-from structgp.data.examples import check_labels
+from structgp.data.labels import check_labels
 from structgp.data.rules import declared_rules
 from structgp.data.sources import Template, WordVectors
 from structgp.structures import spec_from_words

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from structgp.data.encode import FeatureEncoder
-from structgp.data.examples import LabelEncoder, check_all_labelled
+from structgp.data.labels import LabelEncoder, check_all_labelled
 from structgp.data.vocabulary import Block
 from structgp.errors import InputError
 

@@ -22,7 +22,7 @@ from experiments.methods.ess_sites import Sites, fit_sites, prior_sites
 from experiments.methods.latent import Coordinates, LatentChain
 from experiments.methods.slices import Samples, elliptical_slices, split_rhat
 from structgp import metrics
-from structgp.data.examples import check_all_labelled
+from structgp.data.labels import check_all_labelled
 from structgp.errors import InputError
 from structgp.gp import contrasts
 

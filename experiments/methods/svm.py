@@ -19,7 +19,7 @@ import numpy as np
 from experiments.methods.design import LinearFeatures, Tokens, checked_labels, read_out
 from experiments.methods.frank_wolfe import FrankWolfe, best_labelling
 from structgp import metrics
-from structgp.data.examples import check_all_labelled
+from structgp.data.labels import check_all_labelled
 from structgp.errors import InputError
 
 C_GRID = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)

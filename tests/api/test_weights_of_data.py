@@ -15,7 +15,8 @@ from torch import Tensor
 import structgp
 from structgp import InputError, Prior, StructuredGPClassifier
 from structgp.data.encode import FeatureEncoder
-from structgp.data.examples import Examples, LabelEncoder
+from structgp.data.examples import Examples
+from structgp.data.labels import LabelEncoder
 from structgp.gp import Inducing, Posterior, Table, Weights, choose_inducing
 from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Minibatch, Natural, Problem, SecondOrder

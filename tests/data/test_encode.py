@@ -17,7 +17,7 @@ from structgp.data import encode, vocabulary
 from structgp.data.arrays import stacked
 from structgp.data.batch import MISSING
 from structgp.data.encode import FeatureEncoder
-from structgp.data.examples import UNSEEN, LabelEncoder, check_labels
+from structgp.data.labels import UNSEEN, LabelEncoder, check_labels
 from structgp.data.vocabulary import Block
 from structgp.errors import InputError
 

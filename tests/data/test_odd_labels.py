@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from structgp import StructgpWarning, StructuredGPClassifier
-from structgp.data.examples import LabelEncoder
+from structgp.data.labels import LabelEncoder
 from structgp.data.odd_labels import meant_by, single, warn_of_odd_labels
 
 

@@ -18,7 +18,7 @@ from scipy.sparse import csr_array
 
 from structgp import Prior, StructuredGPClassifier
 from structgp.data.batch import pad
-from structgp.data.examples import LabelEncoder
+from structgp.data.labels import LabelEncoder
 from structgp.errors import InputError
 from structgp.gp import contrasts
 from structgp.inference import SecondOrder

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
-from structgp.data.examples import LabelEncoder
+from structgp.data.labels import LabelEncoder
 from structgp.errors import InputError
 
 

@@ -17,7 +17,7 @@ from gpytorch.kernels import Kernel, ScaleKernel
 from torch import Tensor
 
 from structgp.data.encode import FeatureEncoder
-from structgp.data.examples import LabelEncoder
+from structgp.data.labels import LabelEncoder
 from structgp.gp import Inducing, Posterior, Table, choose_inducing, contrasts
 from structgp.gp.block import AXIS_PRIOR_COUNT, LARGEST_FACTOR
 from structgp.gp.families import inducing_scales

@@ -18,7 +18,7 @@ from torch import Tensor
 from structgp import StructuredGPClassifier
 from structgp.data.batch import Batch
 from structgp.data.encode import FeatureEncoder
-from structgp.data.examples import LabelEncoder
+from structgp.data.labels import LabelEncoder
 from structgp.errors import InputError, LikelihoodError
 from structgp.gp import Inducing, Mixture, Posterior, Table, choose_inducing
 from structgp.gp.kernels.build import build_kernel

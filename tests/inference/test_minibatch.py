@@ -15,7 +15,7 @@ from benchmarks.generate import generate
 
 from structgp import StructuredGPClassifier
 from structgp.data.encode import FeatureEncoder
-from structgp.data.examples import LabelEncoder
+from structgp.data.labels import LabelEncoder
 from structgp.errors import InputError
 from structgp.gp import FullTable, Inducing, Posterior, Table, Weights, contrasts
 from structgp.gp.kernels import RelevanceKernel

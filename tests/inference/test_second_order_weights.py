@@ -13,7 +13,7 @@ from benchmarks.generate import generate
 from torch import Tensor
 
 from structgp.data.encode import FeatureEncoder
-from structgp.data.examples import LabelEncoder
+from structgp.data.labels import LabelEncoder
 from structgp.gp import Posterior, Table, Weights, contrasts
 from structgp.gp.kernels import RelevanceKernel, covariance, weight_variances
 from structgp.gp.kernels.build import build_kernel

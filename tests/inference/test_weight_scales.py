@@ -14,7 +14,7 @@ from benchmarks.generate import generate
 from torch import Tensor
 
 from structgp.data.encode import FeatureEncoder
-from structgp.data.examples import LabelEncoder
+from structgp.data.labels import LabelEncoder
 from structgp.gp import Posterior, Table, Weights, contrasts
 from structgp.gp.block import AXIS_PRIOR_COUNT, LARGEST_FACTOR
 from structgp.gp.families.weights import PRIOR_COUNT

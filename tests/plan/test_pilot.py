@@ -15,7 +15,8 @@ from torch import Tensor
 from structgp import Inducing, SecondOrder, StructuredGPClassifier
 from structgp.data.batch import flat_tokens
 from structgp.data.encode import FeatureEncoder
-from structgp.data.examples import Examples, LabelEncoder
+from structgp.data.examples import Examples
+from structgp.data.labels import LabelEncoder
 from structgp.gp import Posterior, choose_inducing, contrasts
 from structgp.gp.kernels import RelevanceKernel, covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel

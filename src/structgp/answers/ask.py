@@ -25,10 +25,11 @@ from structgp.answers.local_points import LocalPoints
 from structgp.answers.potentials import Draws, Potentials, mean, sample
 from structgp.answers.spans import Boundaries, TokenRatios, likely_spans, span_probability
 from structgp.answers.uncertainty import Parts, event_uncertainty, sequence_uncertainty, token_uncertainty
-from structgp.data.batch import by_length
+from structgp.data.batch import MISSING, by_length
 from structgp.data.encode import FeatureEncoder, FeatureSplit
-from structgp.data.examples import MISSING, UNSEEN, LabelEncoder, links_of
+from structgp.data.examples import links_of
 from structgp.data.graphs import shape_of
+from structgp.data.labels import UNSEEN, LabelEncoder
 from structgp.data.links import GraphSplit
 from structgp.data.rules import broken_tuple
 from structgp.data.schemes import Allowed

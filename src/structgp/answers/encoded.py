@@ -16,8 +16,8 @@ from structgp.answers.confusions import evidence_of
 from structgp.answers.potentials import Potentials
 from structgp.data.annotations import Annotations, Given
 from structgp.data.batch import Batch, by_length, pad
-from structgp.data.examples import UNSEEN, as_label_lists, by_layer, check_labels, node_labels
 from structgp.data.graphs import Shape
+from structgp.data.labels import UNSEEN, as_label_lists, by_layer, check_labels, node_labels
 from structgp.data.links import Links
 from structgp.errors import InputError, warn_caller
 from structgp.structures import Declared

@@ -25,8 +25,8 @@ from structgp.answers.conformal import Calibration
 from structgp.answers.file_checks import check_block_size, check_header, check_scores, read_tensors
 from structgp.data.atomic import atomic_write
 from structgp.data.encode import FeatureEncoder
-from structgp.data.examples import LabelEncoder
 from structgp.data.json_form import FormError, check_form, read_object
+from structgp.data.labels import LabelEncoder
 from structgp.data.schemes import Allowed
 from structgp.errors import InputError, ModelFileError
 from structgp.gp import FAMILIES, Posterior

@@ -22,7 +22,8 @@ from structgp.api.fitted import Fitted, read_as
 from structgp.api.hearing import heard, logger
 from structgp.api.memory import Memory
 from structgp.data.annotations import Annotations
-from structgp.data.examples import Examples, as_label_lists, as_list, read_examples
+from structgp.data.examples import Examples, as_list, read_examples
+from structgp.data.labels import as_label_lists
 from structgp.data.odd_labels import warn_of_odd_labels
 from structgp.data.shards import ShardedExamples, Shards, read_sharded
 from structgp.errors import InputError, StructgpWarning

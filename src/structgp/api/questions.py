@@ -14,7 +14,8 @@ from structgp.answers import sets
 from structgp.answers.ask import Asked, Known, Model
 from structgp.answers.expected import ExpectedScores, scores_of
 from structgp.answers.tuples import TupleMarginals, template_marginals
-from structgp.data.examples import all_labelled, as_list, by_layer
+from structgp.data.examples import as_list
+from structgp.data.labels import all_labelled, by_layer
 from structgp.errors import InputError
 from structgp.evaluation import metrics
 

@@ -1,137 +1,41 @@
-"""Labelled data as a fit needs it: labels as numbers, sequences encoded and checked, without those that
-teach nothing."""
+"""Labelled data as a fit needs it: encoded and checked, without sequences that teach nothing."""
 
 from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from structgp.data.annotations import Annotations, Given, majority
-from structgp.data.batch import MISSING, Batch
+from structgp.data.batch import Batch
 from structgp.data.encode import FeatureEncoder
 from structgp.data.find_words import find_word
-from structgp.data.graphs import Shape, flat_labels, has_integers, shape_of
+from structgp.data.graphs import Shape, has_integers, shape_of
+from structgp.data.labels import (
+    LabelEncoder,
+    check_labels,
+    check_obeyed,
+    check_several,
+    listed,
+    node_labels,
+)
 from structgp.data.links import GraphSplit, Links, check_edges, own_encoders
 from structgp.data.rules import check_tuples, declared_rules
 from structgp.data.schemes import Allowed
 from structgp.data.token_forms import length
 from structgp.errors import InputError, StructgpWarning
 
-UNSEEN = -2
-"""The index of a label that training never saw."""
-
-
-@dataclass
-class LabelEncoder:
-    """Labels <-> 0 to V-1, as in ``classes``; None becomes ``MISSING``, an unknown label ``UNSEEN``."""
-
-    classes: list[str] = field(default_factory=list)
-    integers: bool = False
-    """Whether labels were given, and are returned, as numbers."""
-
-    def fit(self, y: Iterable[Iterable[str | None]]) -> LabelEncoder:
-        self.classes = sorted({label for labels in y for label in labels if label is not None})
-        return self
-
-    def transform(self, y: Iterable[Iterable[str | None]]) -> list[np.ndarray]:
-        index: dict[str | None, int] = {label: i for i, label in enumerate(self.classes)}
-        index[None] = MISSING
-        return [np.array([index.get(v, UNSEEN) for v in labels], dtype=np.int64) for labels in y]
-
-    def names(self, indices: Iterable[int]) -> list[str]:
-        # Numbers of Python are quicker places in a list than those of NumPy.
-        places = indices.tolist() if isinstance(indices, np.ndarray) else indices
-        return list(map(self.classes.__getitem__, places))
-
 
 def as_list(X: Iterable[Any]) -> list[Any]:
     """X with generators read out; what is not a sequence is left for the encoder to name."""
     return [
         x if hasattr(x, "__len__") or not isinstance(x, Iterable) else list(x)
-        for x in _listed(X, "X", "sequences", "pass one sequence of tokens per example, in a list")
+        for x in listed(X, "X", "sequences", "pass one sequence of tokens per example, in a list")
     ]
-
-
-def as_label_lists(y: Any, name: str = "y") -> list[Any]:
-    """y with a generator read out; InputError where it is not a list of anything."""
-    remedy = "pass one list of labels per sequence, in a list"
-    if isinstance(y, str | bytes | Mapping | set | frozenset):
-        raise InputError(name, f"expected a list of label sequences, got a {type(y).__name__}", remedy)
-    return _listed(y, name, "label sequences", remedy)
-
-
-def _listed(given: Any, name: str, what: str, remedy: str) -> list[Any]:
-    try:
-        return list(given)
-    except TypeError:
-        problem = f"expected a list of {what}, got a {type(given).__name__}"
-        raise InputError(name, problem, remedy) from None
-
-
-def check_labels(
-    X: Sequence[Any], y: Sequence[Any], name: str = "y", first: int = 0
-) -> list[list[str | None]]:
-    """y as lists of labels, None where one is missing, after checking that each fits its sequence of X.
-    first : number of the first sequence."""
-    if len(X) != len(y):
-        problem = f"{len(y)} label sequences for {len(X)} sequences of tokens"
-        raise InputError(name, problem, "pass one per sequence")
-    for n, (x, labels) in enumerate(zip(X, y, strict=True), first):
-        place = f"{name}[{n}]"
-        is_row = hasattr(labels, "__len__") and len(getattr(labels, "shape", (0,))) == 1
-        if isinstance(labels, str | Mapping | set | frozenset) or not is_row:
-            kind, remedy = type(labels).__name__, "pass a list"
-            if len(shape := getattr(labels, "shape", ())) > 1:
-                kind, remedy = (
-                    f"{kind} of shape {tuple(shape)}",
-                    "pass a list; for an image, structure=grid()",
-                )
-            raise InputError(place, f"expected a list of labels, got a {kind}", remedy)
-        n_tokens = length(x, f"X[{n}]")
-        if len(labels) != n_tokens:
-            problem = f"{len(labels)} labels for {n_tokens} tokens"
-            raise InputError(place, problem, "give every token one label, or None")
-        for t, label in enumerate(labels):
-            if label is not None and not isinstance(label, str):
-                remedy = "convert labels with str(); None stands for a missing label"
-                raise InputError(f"{place}[{t}]", f"label {label!r} is not a string", remedy)
-    return [[None if label is None else str(label) for label in labels] for labels in y]
-
-
-def check_all_labelled(X: Sequence[Any], y: Sequence[Any]) -> list[list[str]]:
-    """Like ``check_labels``, but every token must have a label."""
-    return all_labelled(check_labels(X, y))
-
-
-def all_labelled(found: list[list[str | None]]) -> list[list[str]]:
-    """The labels as they are; InputError where one is missing."""
-    for n, labels in enumerate(found):
-        if None in labels:
-            place = f"y[{n}][{labels.index(None)}]"
-            raise InputError(place, "the token has no label", "leave such sequences out, or label them")
-    return found  # type: ignore[return-value]
-
-
-def only_one_class(label: str, place: str) -> InputError:
-    """The error for data with nothing to tell apart."""
-    problem = f"every token has the same label, {label!r}: only one class"
-    return InputError(place, problem, "pass data with at least two labels")
-
-
-def _check_several(classes: Sequence[str], layers: Sequence[str]) -> None:
-    """InputError unless there are labels to tell apart, in each layer."""
-    if len(classes) < 2:
-        raise only_one_class(classes[0], "y")
-    for layer in layers:
-        own = [label.split("=", 1)[1] for label in classes if label.startswith(f"{layer}=")]
-        if len(own) < 2:
-            problem = f"every token has the same label, {own[0]!r}" if own else "no token has a label"
-            raise InputError("y", f"{problem} in layer {layer!r}", "leave the layer out, or pass more data")
 
 
 @dataclass(frozen=True)
@@ -280,7 +184,7 @@ def read_examples(
     order: Any = int if whole else (lambda label: label.split("=", 1)) if spec and spec.layers else None
     known = classes if encoder is not None else ()
     labels = LabelEncoder([*known, *sorted({*classes, *found} - set(known), key=order)], whole)
-    _check_several(labels.classes, spec.layers if spec else ())
+    check_several(labels.classes, spec.layers if spec else ())
     encoded, given = labels.transform(labels_of), None
     encoder, rows = _encoded(X, encoded, None if encode_anew else encoder, features, word_parts)
     rules = None if constraints is None else declared_rules(constraints, labels.classes, spec)
@@ -362,55 +266,6 @@ def links_of(split: GraphSplit, rows: Sequence[np.ndarray], shapes: Sequence[Sha
     return [split.links(r, shape, f"X[{n}]") for n, (r, shape) in parts]
 
 
-def by_layer(layers: Sequence[str], values: Sequence[Any]) -> dict[str, list[Any]]:
-    """Values of variables, one layer after the other, by layer; labels without the layer's name."""
-    n, found = len(values) // len(layers), {}
-    for k, layer in enumerate(layers):
-        start, own = f"{layer}=", []
-        for value in values[k * n : (k + 1) * n]:
-            if isinstance(value, str):
-                value = value.removeprefix(start)
-            elif isinstance(value, dict):
-                value = {
-                    label.removeprefix(start): p for label, p in value.items() if label.startswith(start)
-                }
-            elif isinstance(value, list):
-                value = [label.removeprefix(start) for label in value]
-            own.append(value)
-        found[layer] = own
-    return found
-
-
-def node_labels(
-    shapes: Sequence[Shape], y: Sequence[Any], layers: Sequence[str], name: str = "y"
-) -> list[list[str | None]]:
-    """The labels of all nodes of each example, in order; with layers, those of one layer after the other,
-    each with its layer's name before it."""
-    nodes = [shape.nodes for shape in shapes]
-    if len(nodes) != len(y):
-        problem = f"{len(y)} labellings for {len(nodes)} examples"
-        raise InputError(name, problem, "pass one per example")
-    if not layers:
-        parts = enumerate(zip(y, shapes, strict=True))
-        return check_labels(nodes, [flat_labels(v, s, f"{name}[{n}]") for n, (v, s) in parts], name)
-    for n, labels in enumerate(y):
-        if not isinstance(labels, Mapping) or set(labels) != set(layers):
-            got = (
-                ", ".join(map(str, labels)) if isinstance(labels, Mapping) else f"a {type(labels).__name__}"
-            )
-            problem = f"expected a dict with {', '.join(layers)}, got {got}"
-            raise InputError(f"{name}[{n}]", problem, "pass one list of labels per layer")
-    each = [check_labels(nodes, [labels[layer] for labels in y], name) for layer in layers]
-    return [
-        [
-            None if v is None else f"{layer}={v}"
-            for layer, labels in zip(layers, of, strict=True)
-            for v in labels
-        ]
-        for of in zip(*each, strict=True)
-    ]
-
-
 def _check_weights(weights: Any, n: int) -> np.ndarray:
     place, remedy = "sample_weight", "pass one number per sequence"
     try:
@@ -423,21 +278,3 @@ def _check_weights(weights: Any, n: int) -> np.ndarray:
         remedy = "pass positive numbers, or 0 to leave a sequence out"
         raise InputError(place, "must be finite, not negative, and not all zero", remedy)
     return found
-
-
-def check_obeyed(rules: Allowed, y: Iterable[tuple[int, np.ndarray]], classes: Sequence[str]) -> None:
-    """InputError for the first of the numbered label sequences that the rules forbid."""
-    for n, sequence in y if not rules.follows_freely else ():
-        t = rules.breaks(sequence.tolist())
-        possible = np.ones((len(sequence), len(classes)), bool)
-        possible[sequence >= 0] = np.eye(len(classes), dtype=bool)[sequence[sequence >= 0]]
-        if t is None and rules.has_labelling(possible):
-            continue
-        what = "no labelling that agrees with its labels"
-        if t is not None:
-            before, label = (sequence[t - 1] if t else -1), sequence[t]
-            after = before >= 0 and not rules.follows[before, label]
-            where = f"after {classes[before]!r}" if after else f"at token {t + 1} of {len(sequence)}"
-            what = f"label {classes[label]!r} {where}"
-        problem = f"{what}, which the constraints forbid"
-        raise InputError(f"y[{n}][{t or 0}]", problem, "correct the labels or the constraints")

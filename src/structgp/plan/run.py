@@ -20,7 +20,8 @@ from structgp.answers.annotators import Annotators
 from structgp.answers.ask import Model
 from structgp.answers.confusions import Confusions
 from structgp.data.batch import Batch
-from structgp.data.examples import Examples, all_labelled
+from structgp.data.examples import Examples
+from structgp.data.labels import all_labelled
 from structgp.data.shards import ShardedExamples
 from structgp.errors import InputError, StructgpWarning
 from structgp.gp.kernels.build import kernel_scales

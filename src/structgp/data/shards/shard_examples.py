@@ -11,7 +11,7 @@ import torch
 
 from structgp.data.batch import UNUSED, Batch, by_length
 from structgp.data.encode import entries
-from structgp.data.examples import LabelEncoder, check_obeyed
+from structgp.data.labels import LabelEncoder, check_obeyed
 from structgp.data.rules import declared_rules
 from structgp.data.schemes import Allowed
 from structgp.data.shards.folder import Shards, part

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from structgp.data.encode import FeatureEncoder
-from structgp.data.examples import UNSEEN, LabelEncoder, check_labels, only_one_class
+from structgp.data.labels import UNSEEN, LabelEncoder, check_labels, only_one_class
 from structgp.data.shards.folder import ENCODER, MANIFEST, Folder, Shards, ours, part, read
 from structgp.errors import InputError, StructgpWarning
 
