@@ -19,6 +19,7 @@ import structgp.plan.run
 from structgp import InputError, Prior, StructuredGPClassifier
 from structgp.data.graphs import Graph
 from structgp.inference.checkpoint import Checkpoint
+from structgp.plan.options import ANSWER_DRAWS, LINKED_DRAWS
 
 NAMES = list(CASES)
 GRIDS = [name for name in NAMES if name.startswith("grid")]
@@ -685,3 +686,16 @@ def test_sampling_answers_after_a_fit_by_sums():
     assert report.token_nll is not None
     with pytest.raises(InputError, match="Gibbs sampling has no log-probabilities"):
         sampled.sequence_log_probs(case.X[:1], case.y[:1])
+
+
+@pytest.mark.parametrize("name", ["skip", "order 2"])
+def test_answers_of_chains_with_links_average_over_more_draws(
+    fits: dict[str, StructuredGPClassifier], tmp_path: Path, name: str
+) -> None:
+    model, (x, *_) = fitted_of(fits, name), CASES[name].X
+    wanted = LINKED_DRAWS if name == "skip" else ANSWER_DRAWS
+    model.set_params(n_draws="auto")
+    assert model.ask([x]).question.n_draws == wanted
+    model.save(tmp_path / "model.sgp")
+    assert structgp.load(tmp_path / "model.sgp").model_.n_draws == wanted
+    assert model.set_params(n_draws=6).ask([x]).question.n_draws == 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,15 @@ NAMES = ("Alda", "Borg", "Cole", "Dunn", "Ekman", "Falk", "Gray", "Hale", "Ives"
 
 
 def documents(n: int) -> list[list[tuple[str, str, str]]]:
-    """Token, line and label: a speaker announced by 'Speaker :' and mentioned again."""
+    """Token, line and label: a speaker announced by 'Speaker :' and mentioned again, and two hosts."""
     random, found = np.random.default_rng(0), []
     for i in range(n):
         name, time = NAMES[i % len(NAMES)], f"{random.integers(1, 12)}:00"
         first = [("Speaker", "O"), (":", "O"), (name, "B-speaker")]
         second = [("At", "O"), (time, "B-stime"), (name, "B-speaker"), ("talks", "O")]
-        found.append([(w, str(line), v) for line, row in enumerate((first, second)) for w, v in row])
+        hosts = [(word, "O") for word in ("Max", f"Hobb{'abcdefghijklmnopqrst'[i]}", "and", "Eva")]
+        third = [*hosts, (f"Kess{'abcdefghijklmnopqrst'[i]}", "O")]
+        found.append([(w, str(line), v) for line, row in enumerate((first, second, third)) for w, v in row])
     return found
 
 
@@ -49,27 +52,64 @@ def test_kinds_are_of_rare_words(data: Path) -> None:
     kinds = {(token["word"], token["line"]): token["kind"] for token in marked[0]}
     assert kinds["Speaker", "0"] == kinds["At", "1"] == ""
     assert kinds["Alda", "0"] == kinds["Alda", "1"] == "Xx"
-    assert seminars.rare(X, "lower")("alda")
+
+
+LEE = seminars.Links(Counter({"talk": 9, "talks": 9}))
+"""Links where training documents often have 'talk', and never another word."""
 
 
 def test_names_are_linked_by_their_last_words() -> None:
     x = seminars.features(["Ann", "Lee", "Ann", "Lee", "talks"], list("00111"))
-    assert seminars.mentions(x, lambda word: True) == [(1, 3)]
-    assert seminars.mentions(x, lambda word: False) == []
+    assert LEE.mentions(x) == [(1, 3)]
+    assert seminars.Links(Counter(lee=1)).mentions(x) == []
+    assert seminars.Links(Counter(lee=1)).mentions(x, own=1) == [(1, 3)]
     (found,) = seminars.marked([x], lambda word: True)
     assert [token["kind"] for token in found] == ["", "Xx", "", "Xx", "x"]
 
 
 def test_a_name_is_linked_in_capitals_and_before_a_capitalised_word() -> None:
     x = seminars.features(["Ann", "Lee", "LEE", "Lee", "Talk", "lee"], list("001223"))
-    assert seminars.mentions(x, lambda word: word == "lee") == [(1, 2), (2, 3)]
+    assert LEE.mentions(x) == [(1, 2), (2, 3)]
 
 
 def test_names_with_many_mentions_are_not_linked() -> None:
     for n in (seminars.MOST_MENTIONS, seminars.MOST_MENTIONS + 1):
         x = seminars.features(["Lee", "talks"] * n, ["0"] * (2 * n))
         linked = [(t, t + 2) for t in range(0, 2 * n - 2, 2)] if n <= seminars.MOST_MENTIONS else []
-        assert seminars.mentions(x, lambda word: word == "lee") == linked
+        assert LEE.mentions(x) == linked
+
+
+def test_who_sent_an_announcement_is_not_linked() -> None:
+    x = seminars.features(["Ann", "Lee", "PostedBy", ":", "Ann", "Lee", "Lee"], list("0011112"))
+    assert LEE.mentions(x) == [(1, 6)]
+
+
+def test_the_announced_name_is_linked_with_the_first_mention_of_each_other_one() -> None:
+    words = [
+        "Bo",
+        "Falk",
+        "met",
+        "Who",
+        ":",
+        "Ann",
+        "Lee",
+        "Cy",
+        "Gray",
+        "Bo",
+        "Falk",
+        "Bo",
+        "Talk",
+        "Hale",
+    ]
+    x = seminars.features(words, list("00011112233445"))
+    assert LEE.others(x) == [(1, 6), (6, 8)]  # 'Talk' is a usual word, 'Hale' has no first name
+    assert LEE.others(x[:3]) == []
+    assert LEE.graph(x).edges == {"mentions": [(1, 10)], "others": [(1, 6), (6, 8)]}
+
+
+def test_without_an_announced_name_the_first_one_is_linked_with_the_others() -> None:
+    x = seminars.features(["Ann", "Lee", "Bo", "Falk", "Cy", "Gray", "Ann", "Lee"], list("00112233"))
+    assert LEE.others(x) == [(1, 3), (1, 5)]
 
 
 def test_folds_have_every_document_once() -> None:

@@ -18,7 +18,7 @@ from structgp.api.questions import Answers, class_shift
 from structgp.data.examples import as_list
 from structgp.errors import InputError, ModelFileError, StructgpWarning
 from structgp.plan.decisions import decoder_of
-from structgp.plan.options import Options, Parameters, check_class_weight, from_json
+from structgp.plan.options import Options, Parameters, answer_draws, check_class_weight, from_json
 
 F = TypeVar("F", bound="Fitted")
 
@@ -52,9 +52,9 @@ class Fitted(Answers, Parameters):
             check_class_weight(options.class_weight, model.labels.classes)
             shift = class_shift(options.class_weight, model)
         decide = decoder_of(options, model.info, model.labels.classes)
-        return model.ask(
-            as_list(X), Question(options.draws, shift, options.torch_device, *decide, local=options.local)
-        )
+        n_draws = answer_draws(options.n_draws, model.spec.has_links)
+        question = Question(n_draws, shift, options.torch_device, *decide, local=options.local)
+        return model.ask(as_list(X), question)
 
 
 def read_as(kind: type[F], path: str | Path, structure: Any) -> F:

@@ -33,7 +33,7 @@ from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.loop import Callback, History, Watch, make_batches, train
 from structgp.plan.decisions import settle_threshold
 from structgp.plan.foreseen import in_processes
-from structgp.plan.options import Options, fingerprint
+from structgp.plan.options import Options, answer_draws, fingerprint
 from structgp.plan.programs import bracket_of
 from structgp.plan.resolve import Plan, all_at_once
 from structgp.plan.start import Start
@@ -203,7 +203,7 @@ class Fit:
             examples.labels,
             posterior.requires_grad_(False),
             self.start.plan.spec,
-            self.options.draws,
+            answer_draws(self.options.n_draws, self.start.plan.spec.has_links),
             int(self.options.random_state),
             {"threshold": threshold} | info | seen | decide | {"label_counts": counts},
             {} if self.seen_before is None else dict(self.seen_before.extra),

@@ -149,6 +149,11 @@ class Spec:
         return any(t.rule == "length" for t in self.templates)
 
     @property
+    def has_links(self) -> bool:
+        """True for a chain with links between distant tokens."""
+        return self.next is not None and any(t.rule in ("same", "edge") for t in self.templates)
+
+    @property
     def form(self) -> str:
         """What an example is: 'sequence', 'grid', 'tree' or 'graph'."""
         rules = {t.rule for t in self.templates}
