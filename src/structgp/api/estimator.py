@@ -103,8 +103,8 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
     costs : with decode='cost', a dict {true label: {predicted label: cost}}, in which an error costs 1
         unless it is named and a right label nothing; or a (V, V) array ordered as ``classes_``, row = true.
     n_draws : draws of the potentials that an answer averages over; 0 plugs in the posterior mean. 'auto' is
-        128, and 512 for a chain with links, but for probabilities of single labels, and labels chosen by
-        them, it takes a quicker way of the same quality where the structure is a chain
+        128, and 512 for a chain with tables of links, but for probabilities of single labels, and labels
+        chosen by them, it takes a quicker way of the same quality where the structure is a chain
         (``structgp.answers.local_points``).
     device : where fit and answers are computed: 'cpu', a torch device such as 'cuda', or 'auto', the GPU
         where there is one. The fitted model itself is kept in main memory.

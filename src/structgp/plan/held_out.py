@@ -75,8 +75,8 @@ announcements of ``experiments.seminars`` (36,000 tokens), the NLL of 120 others
 them chose the weight, and .0488 where 40 did."""
 
 ANSWER_DRAWS = 32
-"""Draws of the predictions of dense features' weights, and of links, which come from joint draws: a quarter
-of the default's. They raise the loss, by a tenth where many labels are rare, so label probabilities come
+"""Draws of the predictions of dense features' weights, and of links, which come from joint draws: fewer
+than the default's. They raise the loss, by a tenth where many labels are rare, so label probabilities come
 without them where those of the fitted model will (``answers.local_points``), and values at inducing inputs
 have as many draws as the fitted model, or other kernels would seem better than theirs. The fits have as
 many draws as the real one: under a large weight, fewer are overfitted, and large weights would look worse

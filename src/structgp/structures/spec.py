@@ -150,8 +150,10 @@ class Spec:
 
     @property
     def has_links(self) -> bool:
-        """True for a chain with links between distant tokens."""
-        return self.next is not None and any(t.rule in ("same", "edge") for t in self.templates)
+        """True for a first-order chain with tables of links between distant tokens."""
+        further = self.templates[1:]
+        tables = not self.layers and all(t.labels == 2 and t.is_constant for t in further)
+        return tables and self.next is not None and any(t.rule in ("same", "edge") for t in further)
 
     @property
     def form(self) -> str:
