@@ -6,8 +6,11 @@ Labels are drawn given the inputs, or inputs given the labels, from a chain whos
 forward-backward gives the true probability of every label: no model can have a lower expected NLL than
 this 'oracle'. Each fit is the default one, in a fresh process; 'draws' averages over the posterior, 'mean'
 plugs in its mean. The CRF is linear, its regulariser cross-validated on left-out likelihood. 'bias' is mean
-confidence minus accuracy, 'CPU' the seconds of the processor, 'GB' the peak memory of the process.
-Rows go to results/dense.jsonl.
+confidence minus accuracy, 'CPU' the seconds of the processor, 'GB' the peak memory of the process. Rows go
+to results/dense.jsonl.
+
+'smooth', 'linear', 'clusters' and 'process' have 800 to 1,200 training tokens and 4,800 to 16,000 test
+tokens: on 1,600, chance alone would make the ECE of the first two's oracle .02 to .03.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import string
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -190,7 +194,7 @@ def _image_scores(x: np.ndarray, modes: np.ndarray, rates: Iterable[tuple[float,
     return log_sum(of_modes, axis=2) - np.log(modes.shape[1])
 
 
-def smooth(seed: int = 0, n_sequences: int = 100, n_test: int = 200) -> Task:
+def smooth(seed: int = 0, n_sequences: int = 100, n_test: int = 2_000) -> Task:
     """5 inputs, 4 labels, 8 tokens per sequence: scores are sines of random projections of the inputs."""
     rng = np.random.default_rng([seed, 3])
     x = rng.normal(size=(8 * (n_sequences + n_test), 5))
@@ -199,7 +203,7 @@ def smooth(seed: int = 0, n_sequences: int = 100, n_test: int = 200) -> Task:
     return _labelled(x, node, _eights(x), n_sequences, _transitions(rng, 4), rng)
 
 
-def nearly_linear(seed: int = 0, n_sequences: int = 100, n_test: int = 200) -> Task:
+def nearly_linear(seed: int = 0, n_sequences: int = 100, n_test: int = 2_000) -> Task:
     """20 inputs, 6 labels, 8 tokens per sequence: scores are linear, and bent by a fifth of their size."""
     rng = np.random.default_rng([seed, 4])
     x = rng.normal(size=(8 * (n_sequences + n_test), 20))
@@ -209,7 +213,7 @@ def nearly_linear(seed: int = 0, n_sequences: int = 100, n_test: int = 200) -> T
     return _labelled(x, node, _eights(x), n_sequences, _transitions(rng, 6), rng)
 
 
-def clusters(seed: int = 0, n_sequences: int = 100, n_test: int = 200) -> Task:
+def clusters(seed: int = 0, n_sequences: int = 100, n_test: int = 2_000) -> Task:
     """12 inputs of which 3 matter, 3 labels, 8 tokens per sequence: each label has 3 Gaussian clusters."""
     rng = np.random.default_rng([seed, 5])
     V, n = 3, n_sequences + n_test
@@ -266,7 +270,7 @@ TASKS: dict[str, Callable[[int], Task]] = {
     "smooth": smooth,
     "linear": nearly_linear,
     "clusters": clusters,
-    "process": process,
+    "process": partial(process, n_test=600),
     "ard": relevant_process,
 }
 
@@ -319,6 +323,7 @@ def run(task: str, seed: int, method: str, device: str = "cpu") -> dict[str, Any
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     found = {name: figures(data.y_test, marginals) for name, marginals in answers.items()}
     cost = {"seconds": seconds, "cpu_seconds": cpu, "gigabytes": peak}
+    cost["test_tokens"] = sum(map(len, data.y_test))
     return {"answers": found} | {name: round(value, 2) for name, value in cost.items()}
 
 

@@ -16,7 +16,8 @@ from tests.api.declared_cases import CASES, Case, Enumerated, enumerated
 
 import structgp
 import structgp.plan.run
-from structgp import InputError, Prior, StructuredGPClassifier
+from structgp import InputError, Prior, StructgpWarning, StructuredGPClassifier
+from structgp.answers import encoded
 from structgp.data.graphs import Graph
 from structgp.inference.checkpoint import Checkpoint
 from structgp.plan.options import ANSWER_DRAWS, LINKED_DRAWS
@@ -689,13 +690,28 @@ def test_sampling_answers_after_a_fit_by_sums():
 
 
 @pytest.mark.parametrize("name", ["skip", "order 2"])
-def test_answers_of_chains_with_links_average_over_more_draws(
-    fits: dict[str, StructuredGPClassifier], tmp_path: Path, name: str
-) -> None:
-    model, (x, *_) = fitted_of(fits, name), CASES[name].X
+def test_answers_of_chains_with_links_average_over_more_draws(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
     wanted = LINKED_DRAWS if name == "skip" else ANSWER_DRAWS
-    model.set_params(n_draws="auto")
-    assert model.ask([x]).question.n_draws == wanted
+    model = case.fit(n_draws="auto")
+    assert model.model_.n_draws == model.ask(case.X[:1]).question.n_draws == wanted
     model.save(tmp_path / "model.sgp")
     assert structgp.load(tmp_path / "model.sgp").model_.n_draws == wanted
-    assert model.set_params(n_draws=6).ask([x]).question.n_draws == 6
+    assert model.set_params(n_draws=6).ask(case.X[:1]).question.n_draws == 6
+
+
+def test_long_chains_with_links_have_fewer_draws(
+    fits: dict[str, StructuredGPClassifier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their answers hold a table of V x V transitions per token, those of trees V numbers."""
+    V, T = 3, 40
+    for name, wanted in (("skip", 20), ("tree", 60)):
+        model, x = fitted_of(fits, name).set_params(n_draws=100), CASES[name].X[0]
+        assert len(model.classes_) == V
+        tokens = [dict(token) for token in (x.nodes if isinstance(x, Graph) else x)] * T
+        long = Graph(tokens[:T], parents=range(-1, T - 1)) if name == "tree" else tokens[:T]
+        monkeypatch.setattr(encoded, "MOST_SCORES", wanted * T * (V**2 if name == "skip" else V))
+        with pytest.warns(
+            StructgpWarning, match=f"an example of 40 tokens; .* over {wanted} draws, not 100"
+        ):
+            model.predict_marginals([long])

@@ -123,8 +123,12 @@ def test_a_file_keeps_the_calibration_and_a_fit_drops_it(fitted, held_out, tmp_p
     again = structgp.load(tmp_path / "model")
     assert again.predict_sets(X, of="spans") == fitted.predict_sets(X, of="spans")
     again.n_draws = 8
+    with pytest.raises(InputError, match="answers average over 8 draws, and over"):
+        again.predict_sets(X)
+    again.set_params(n_draws=fitted.n_draws, class_weight="balanced")
     with pytest.raises(InputError, match="n_draws or class_weight is not what it was in calibration"):
         again.predict_sets(X)
+    again.set_params(class_weight=None)
     again.fit(*sequences(5, 3))
     with pytest.raises(InputError, match="not calibrated; calibrate it with labelled"):
         again.predict_sets(X)

@@ -15,14 +15,16 @@ NAMES = ("Alda", "Borg", "Cole", "Dunn", "Ekman", "Falk", "Gray", "Hale", "Ives"
 
 
 def documents(n: int) -> list[list[tuple[str, str, str]]]:
-    """Token, line and label: a speaker announced by 'Speaker :' and mentioned again, and two hosts."""
+    """Token, line and label: a speaker announced by 'Speaker :' and mentioned again, and one to four
+    hosts."""
     random, found = np.random.default_rng(0), []
     for i in range(n):
         name, time = NAMES[i % len(NAMES)], f"{random.integers(1, 12)}:00"
         first = [("Speaker", "O"), (":", "O"), (name, "B-speaker")]
         second = [("At", "O"), (time, "B-stime"), (name, "B-speaker"), ("talks", "O")]
-        hosts = [(word, "O") for word in ("Max", f"Hobb{'abcdefghijklmnopqrst'[i]}", "and", "Eva")]
-        third = [*hosts, (f"Kess{'abcdefghijklmnopqrst'[i]}", "O")]
+        letter = "abcdefghijklmnopqrst"[i]
+        hosts = [f"{name}{letter}" for name in ("Hobb", "Kess", "Lann", "Murr")[: 1 + i % 4]]
+        third = [(word, "O") for host in hosts for word in ("Max", host, "and")]
         found.append([(w, str(line), v) for line, row in enumerate((first, second, third)) for w, v in row])
     return found
 
@@ -84,32 +86,46 @@ def test_who_sent_an_announcement_is_not_linked() -> None:
     assert LEE.mentions(x) == [(1, 6)]
 
 
+def links_among(words: str, lines: str) -> dict[str, list[tuple[int, int]]]:
+    """Links between different names, of the kinds that there are."""
+    x = seminars.features(words.split(), list(lines))
+    return {kind: links for kind, links in LEE.others(x).items() if links}
+
+
 def test_the_announced_name_is_linked_with_the_first_mention_of_each_other_one() -> None:
-    words = [
-        "Bo",
-        "Falk",
-        "met",
-        "Who",
-        ":",
-        "Ann",
-        "Lee",
-        "Cy",
-        "Gray",
-        "Bo",
-        "Falk",
-        "Bo",
-        "Talk",
-        "Hale",
-    ]
-    x = seminars.features(words, list("00011112233445"))
-    assert LEE.others(x) == [(1, 6), (6, 8)]  # 'Talk' is a usual word, 'Hale' has no first name
-    assert LEE.others(x[:3]) == []
-    assert LEE.graph(x).edges == {"mentions": [(1, 10)], "others": [(1, 6), (6, 8)]}
+    words, lines = "Bo Falk met Who : Ann Lee Cy Gray Bo Falk Bo Talk Hale", "00011112233445"
+    # 'Talk' is a usual word, 'Hale' has no first name
+    assert links_among(words, lines) == {"three names": [(1, 6), (6, 8)]}
+    x = seminars.features(words.split(), list(lines))
+    nothing = {kind: [] for kind in seminars.AMONG}
+    assert LEE.graph(x).edges == {"mentions": [(1, 10)]} | nothing | {"three names": [(1, 6), (6, 8)]}
+
+
+def test_at_most_so_many_names_are_linked_with_the_announced_one() -> None:
+    n = seminars.MOST_NAMES + 3
+    names = " ".join(f"Ann Na{chr(97 + i)}xx" for i in range(n))
+    lines = [str(i) for i in range(n) for _ in range(2)]
+    found = LEE.others(seminars.features(names.split(), lines))["more names"]
+    assert found == [(1, 2 * i + 1) for i in range(1, seminars.MOST_NAMES)]
+
+
+def test_a_training_document_does_not_count_itself() -> None:
+    often = seminars.Links(Counter(lee=seminars.OTHERS_ELSEWHERE + 1))
+    x = seminars.features(["Who", ":", "Ann", "Lee"], list("0000"))
+    assert often.graph(x).edges["the only name"] == []
+    assert often.graph(x, own=1).edges["the only name"] == [(0, 3)]
 
 
 def test_without_an_announced_name_the_first_one_is_linked_with_the_others() -> None:
-    x = seminars.features(["Ann", "Lee", "Bo", "Falk", "Cy", "Gray", "Ann", "Lee"], list("00112233"))
-    assert LEE.others(x) == [(1, 3), (1, 5)]
+    assert links_among("Ann Lee Bo Falk Ann Lee", "001122") == {"two names": [(1, 3)]}
+    assert links_among("Ann Lee Bo Falk Cy Gray Di Hale", "00112233") == {
+        "more names": [(1, 3), (1, 5), (1, 7)]
+    }
+
+
+def test_the_only_name_is_linked_with_the_first_token() -> None:
+    assert links_among("Who : Ann Lee", "0000") == {"the only name": [(0, 3)]}
+    assert links_among("a talk", "00") == {}
 
 
 def test_folds_have_every_document_once() -> None:

@@ -12,10 +12,11 @@ from structgp import Prior, StructuredGPClassifier, chain, edges, grid, layers, 
 from structgp.data.examples import read_examples
 from structgp.inference.checkpoint import Checkpoint
 from structgp.inference.distributed import ALONE
-from structgp.plan.cross_fit import LINKS, chain_within
+from structgp.plan.cross_fit import chain_within
 from structgp.plan.options import Options
 from structgp.plan.programs import graph_of
 from structgp.plan.resolve import resolve
+from structgp.structures.spec import LINKS
 
 LINKED = chain() + same("word", where={"kind": "rare"})
 

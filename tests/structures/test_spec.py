@@ -25,8 +25,13 @@ from structgp.structures import (
     Template,
     as_structure,
     chain,
+    edges,
     grid,
+    layers,
     piecewise,
+    same,
+    segments,
+    tree,
 )
 
 SPECS = {
@@ -197,3 +202,34 @@ def test_a_custom_likelihood() -> None:
     assert isinstance(named, Piecewise)
     with pytest.raises(InputError, match="must be a structure, got 3"):
         as_structure(Custom(3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [chain() + same("w"), chain() + edges("a"), chain() + edges("a", labels=3) + same("w")],
+    ids=repr,
+)
+def test_a_chain_with_tables_of_links_is_a_linked_chain(spec: Spec) -> None:
+    assert spec.is_linked_chain
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        chain(),
+        chain(order=0) + same("w"),
+        chain(order=2),
+        chain(order=2) + same("w"),
+        chain("w") + same("w"),
+        chain() + same("w", features=["w"]),
+        chain() + edges("a", features=True),
+        chain() + same("w") + edges("a", features=True),
+        chain() + tree(),
+        edges("a"),
+        segments(),
+        layers(one=chain(), two=chain() + same("w")),
+    ],
+    ids=repr,
+)
+def test_no_other_structure_is_a_linked_chain(spec: Spec) -> None:
+    assert not spec.is_linked_chain

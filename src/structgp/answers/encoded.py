@@ -33,7 +33,7 @@ BATCH_TOKENS, CACHED_NUMBERS = 2_000, 800_000
 """Most tokens of a batch, and most node scores of all its draws, so that they fit into a cache."""
 
 MOST_SCORES = 1 << 26
-"""Scores of an example under all its draws, at most: half a gigabyte, and an answer takes up to three times
+"""Numbers of an example under all its draws, at most: half a gigabyte, and an answer takes up to four times
 that. Of a longer example there are fewer draws, and a warning."""
 
 FEWEST_DRAWS = 16
@@ -134,11 +134,11 @@ class Encoded:
     ) -> Iterator[Batch]:
         model, most, device = self.model, BATCH_TOKENS, self.question.device
         n_labels = len(model.labels.classes)
-        if self._scores_per_token > n_labels:
+        if self._has_features:
             most = max(1, most // n_labels)
-        most = min(most, max(1, MOST_SCORES // (max(1, n_draws) * self._scores_per_token)))
+        most = min(most, max(1, MOST_SCORES // (max(1, n_draws) * self._numbers_per_token)))
         fewest = min(max(1, n_draws), FEWEST_DRAWS)
-        self._check_lengths(lengths, MOST_SCORES // (fewest * self._scores_per_token))
+        self._check_lengths(lengths, MOST_SCORES // (fewest * self._numbers_per_token))
         if device == "cpu" and labels is None:  # given labels, rounding depends on how they are padded
             most = min(most, max(1, CACHED_NUMBERS // (n_labels * max(1, n_draws))))
         for index in by_length(lengths, most):
@@ -147,17 +147,24 @@ class Encoded:
             yield batch if device == "cpu" else batch.to(device)
 
     @property
-    def _scores_per_token(self) -> int:
-        """Under one draw: one per label, or a table of them where tuples have features."""
-        model, n_labels = self.model, len(self.model.labels.classes)
-        featured = self.links is not None and any(model.split.views[1:])
-        return n_labels**2 if model.split.next is not None or featured else n_labels
+    def _has_features(self) -> bool:
+        """Whether transitions, or tuples, have features: each has a table of scores of its own then."""
+        split = self.model.split
+        return split.next is not None or (self.links is not None and any(split.views[1:]))
+
+    @property
+    def _numbers_per_token(self) -> int:
+        """Under one draw: one per label, or a table of them where transitions have features, and where
+        spans are read off the transitions of a chain with links."""
+        n_labels = len(self.model.labels.classes)
+        walks = self.links is not None and self.model.structure.has_walk
+        return n_labels**2 if self._has_features or walks else n_labels
 
     def _affordable(self, batch: Batch, n_draws: int) -> int:
         """``n_draws``, or as many as there is memory for where an example is very long; it then has a batch
         for itself, so that no other answer depends on it."""
         length = batch.mask.shape[1]
-        most = max(FEWEST_DRAWS, MOST_SCORES // max(1, length * self._scores_per_token) // 2 * 2)
+        most = max(FEWEST_DRAWS, MOST_SCORES // max(1, length * self._numbers_per_token) // 2 * 2)
         if n_draws <= most:
             return n_draws
         message = f"X[{int(batch.index[0])}]: an example of {length:,} tokens; its answers average over "

@@ -71,8 +71,11 @@ def thresholds(asked: Asked, kind: str, coverage: float, by_length: bool) -> Thr
         remedy += "command calibrate)"
         raise InputError("predict_sets", "the model is not calibrated", remedy)
     if found.settings != now:
+        was, number = found.settings.get("n_draws"), now["n_draws"]
         problem = "n_draws or class_weight is not what it was in calibration"
-        raise InputError("predict_sets", problem, "set them back, or calibrate again")
+        if was != number:
+            problem = f"answers average over {number} draws, and over {was} in calibration"
+        raise InputError("predict_sets", problem, "calibrate again, or set n_draws and class_weight back")
     return found.thresholds(kind, coverage, by_length)
 
 

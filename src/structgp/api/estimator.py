@@ -103,9 +103,9 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
     costs : with decode='cost', a dict {true label: {predicted label: cost}}, in which an error costs 1
         unless it is named and a right label nothing; or a (V, V) array ordered as ``classes_``, row = true.
     n_draws : draws of the potentials that an answer averages over; 0 plugs in the posterior mean. 'auto' is
-        128, and 512 for a chain with tables of links, but for probabilities of single labels, and labels
-        chosen by them, it takes a quicker way of the same quality where the structure is a chain
-        (``structgp.answers.local_points``).
+        512 for ``chain()`` with tables of links (``same``, ``edges``) and 128 for all else. Where the
+        structure is a chain without links, probabilities of single labels, and labels chosen by them, come
+        in a quicker way of the same quality (``structgp.answers.local_points``).
     device : where fit and answers are computed: 'cpu', a torch device such as 'cuda', or 'auto', the GPU
         where there is one. The fitted model itself is kept in main memory.
     random_state : seed; equal seeds give equal fits.
@@ -418,7 +418,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         JSON values to keep with it, in ``model_.extra``."""
         check_is_fitted(self, "model_")
         kept = self.model_.extra | (extra or {}) | {"params": to_json(self.get_params(deep=False))}
-        n_draws = answer_draws(self.n_draws, self.model_.spec.has_links)
+        n_draws = answer_draws(self.n_draws, self.model_.spec.is_linked_chain)
         model_file.save(replace(self.model_, extra=kept, n_draws=n_draws), path)
 
 

@@ -57,19 +57,13 @@ ENOUGH = 20_000
 """Left-out tokens, about, that tell what to expect of the model: as many as a fold of cross-validation is
 fitted to."""
 
-LINKS = ("same", "edge")
-"""Rules of the templates that are learned like this."""
-
 
 def chain_within(plan: Plan, examples: Examples | ShardedExamples, together: Processes) -> Plan | None:
     """The plan of the chain whose fit the structure's further tables can be added to; None where there is
     no such chain, or the structure has to be fitted as a whole."""
-    spec, first = plan.spec, plan.spec.templates[:2]
     if not isinstance(examples, Examples) or type(plan.structure.value) is not Declared:
         return None
-    is_chain = [t.name for t in first] == ["node", "next"] and first[1].is_constant and not spec.layers
-    further = spec.templates[2:]
-    if not is_chain or not further or not all(t.rule in LINKS and t.is_constant for t in further):
+    if not plan.spec.is_linked_chain:
         return None
     rules = examples.constraints
     as_a_whole = (
@@ -84,7 +78,7 @@ def chain_within(plan: Plan, examples: Examples | ShardedExamples, together: Pro
     )
     if any(as_a_whole):
         return None
-    own = Spec(first)
+    own = Spec(plan.spec.templates[:2])
     fitted = structure_for(own, None if rules is None else Rules.of(rules), examples.labels.classes, True)
     structure = replace(plan.structure, value=fitted)
     split = FeatureSplit(examples.encoder, own)
@@ -164,9 +158,9 @@ class CrossFit:
 
     def _new_tables(self) -> dict[str, Any]:
         """The further tables at their prior."""
-        split, numbered = self.plan.split, enumerate(self.plan.spec.templates)
+        split, numbered = self.plan.split, list(enumerate(self.plan.spec.templates))[2:]
         sd = self.plan.transition_sd
-        return {t.name: Table(split.sizes(k), sd, t.symmetric) for k, t in numbered if t.rule in LINKS}
+        return {t.name: Table(split.sizes(k), sd, t.symmetric) for k, t in numbered}
 
     def _with(self, model: Model, tables: Mapping[str, Any]) -> Model:
         """A chain's model with further tables."""

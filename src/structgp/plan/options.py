@@ -233,10 +233,11 @@ the training data is several hundredths (``python -m experiments.answer_draws``)
 
 
 LINKED_DRAWS = 512
-"""The same for a first-order chain with tables of links. Of two fifths of the TRAINING announcements of
-fold 0 of ``experiments.seminars``, each predicted by a fit to the other four, the NLL averaged over two to
-four seeds was .0351 and .0304 with 128 draws, .0337 and .0304 with 256, .0328 and .0303 with 512, and .0321
-and .0293 with 1,024, which take twice as long. F1 of locations was 2.2 and .6 points lower with 128."""
+"""The same for a chain with tables of links, ``Spec.is_linked_chain``: a draw tells little there, since all
+of a document has to be right in it. Chosen on the TRAINING announcements of fold 0 of
+``experiments.seminars``, cut into fifths, of which two were predicted by fits to the other four. Their NLL,
+averaged over two to four seeds, was .0351 and .0304 with 128 draws, .0337 and .0304 with 256, .0328 and
+.0303 with 512, and .0321 and .0293 with 1,024, which take twice as long."""
 
 
 def answer_draws(n_draws: int | str, linked: bool) -> int:

@@ -18,6 +18,9 @@ RULES = ("node", "next", "same", "parent", "offset", "edge", "tie", "length")
 feature in common; each node with its parent; pixels at a fixed distance; tuples that an example brings; the
 labels of one token in two layers; whole segments."""
 
+LINKS = ("same", "edge")
+"""Rules of templates that link distant variables."""
+
 ENDS = ("last", "both", "own")
 """Whose features a tuple has: its last variable's, those of all its variables, or features of its own that
 the example brings."""
@@ -149,11 +152,12 @@ class Spec:
         return any(t.rule == "length" for t in self.templates)
 
     @property
-    def has_links(self) -> bool:
-        """True for a first-order chain with tables of links between distant tokens."""
-        further = self.templates[1:]
-        tables = not self.layers and all(t.labels == 2 and t.is_constant for t in further)
-        return tables and self.next is not None and any(t.rule in ("same", "edge") for t in further)
+    def is_linked_chain(self) -> bool:
+        """True for ``chain()``, without features on its transitions, with tables of links beside it, and
+        nothing else."""
+        own, links = self.templates[:2], self.templates[2:]
+        is_chain = [t.name for t in own] == ["node", "next"] and own[1].is_constant and not self.layers
+        return is_chain and bool(links) and all(t.rule in LINKS and t.is_constant for t in links)
 
     @property
     def form(self) -> str:
