@@ -10,7 +10,7 @@ import pytest
 from experiments.methods.dense_crf import DenseCRF
 
 from experiments import dense, length_scales
-from structgp import metrics
+from structgp import StructuredGPClassifier, metrics
 from structgp.evaluation.crf import LinearCRF
 
 SMALL: dict[str, Any] = {
@@ -137,6 +137,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     monkeypatch.setattr(dense, "_in_new_process", dense.run)
     monkeypatch.setitem(dense.TASKS, "smooth", lambda seed: dense.smooth(seed, 10, 10))
     dense.main(["--task", "smooth", "--seeds", "5"])
+    assert not rows[0]["twice"]
     lines = capsys.readouterr().out.splitlines()
     names = [line[18:35].strip() for line in lines[1:]]
     assert names == ["structgp draws", "structgp mean", "linear CRF", "oracle"]
@@ -146,6 +147,22 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     ]
     assert rows[0]["answers"]["oracle"] == rows[1]["answers"]["oracle"]
     assert f"{rows[1]['answers']['linear CRF']['nll']:.4f}" in lines[3]
+
+
+def test_the_second_fit_of_a_process_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that every fit moves on: the first by 100 s, others by 1 s."""
+    clock = [0.0]
+
+    class Slow(StructuredGPClassifier):
+        def fit(self, *data: Any, **given: Any) -> StructuredGPClassifier:
+            clock[0] += 100 if clock == [0.0] else 1
+            return super().fit(*data, **given)
+
+    monkeypatch.setattr(dense.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(dense, "StructuredGPClassifier", Slow)
+    monkeypatch.setitem(dense.TASKS, "smooth", lambda seed: dense.smooth(seed, 4, 4))
+    row = dense.run("smooth", 5, "structgp", twice=True)
+    assert (row["seconds"], row["test_tokens"]) == (1, 32)
 
 
 @pytest.mark.parametrize("lengths", [(1.0,), (0.7, *[length_scales.IRRELEVANT] * 9)], ids=["one", "ard"])
