@@ -132,11 +132,10 @@ def choose_inducing(
                 if m == M or bool(stops.any()):
                     break
             pivots[m] = pivot[0]
-            row = prior_row(pivot)[0]
-            row = row - factor[:m, pivot[0]] @ factor[:m]
+            # A place that is a number, not a list of one, would be fetched from a GPU.
+            row = prior_row(pivot)[0] - (factor[:m, pivot].mT @ factor[:m])[0]
             factor[m] = row / left[pivot].sqrt()
-            left = (left - factor[m].square()).clamp_(min=0)
-            left[pivot] = 0
+            left = (left - factor[m].square()).clamp_(min=0).index_fill_(0, pivot, 0)
         n_chosen = int(stops.int().argmax()) if bool(stops.any()) else M
         share = float(sums[n_chosen] / prior.sum().clamp(min=torch.finfo(prior.dtype).tiny))
     # A kernel that vanishes everywhere (no token has a feature): any row will do.

@@ -30,7 +30,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from structgp.gp.kernels import covariance, variance
 from structgp.gp.kernels.template import keeping_patterns
-from structgp.gp.linalg import cholesky
+from structgp.gp.linalg import cholesky, inverse_from_lower
 
 NOISE_FLOOR = 0.25
 """Least share of the labels' variance that is left to noise."""
@@ -113,7 +113,7 @@ def _log_evidence(kernel: Kernel, x: Tensor, targets: Tensor, scale: Tensor, noi
     prior = scale * covariance(kernel, x, x) + noise * eye
     with torch.no_grad():
         factor = cholesky(prior)
-        inverse = torch.cholesky_inverse(factor)
+        inverse = inverse_from_lower(factor)
         dual = inverse @ targets
         value = -0.5 * (targets * dual).sum() - V * factor.diagonal().log().sum()
         slope = 0.5 * (dual @ dual.mT - V * inverse)
