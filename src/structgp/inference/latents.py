@@ -188,9 +188,9 @@ class Sites(Entries):
 
     log p(y | h) is replaced by r^T h - h^T Lambda h / 2 for each function, such that it has the
     sensitivities that were estimated. A quadratic stays the same when the posterior moves, so it can serve
-    as a memory; and a posterior under a quadratic log-likelihood is known in closed form, so it can serve
-    as an optimiser. It takes T R + R T^2 numbers per example: far fewer than a gradient in the inducing
-    values.
+    as a memory; and a posterior under a quadratic log-likelihood is known in closed form, which is what
+    natural gradients use. It takes T R + R T^2 numbers per example: far fewer than a gradient in the
+    inducing values.
 
     One entry per block. linear : (K, B, T, R) r; precision : (K, B, R, T, T) Lambda; for a shared block
     (P,) and (P,) or (P, P), summed over the batch."""
