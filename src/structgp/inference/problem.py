@@ -32,7 +32,7 @@ MANY_DRAWS = 1000
 is far below the noise of the draws."""
 
 LARGEST_LATENT = 1e9
-"""Largest score that is possible; larger ones mean that the optimiser has lost its way."""
+"""Score above which the optimiser has lost its way."""
 
 MEMORY_RATE = 0.3
 """Part of the way that the running quadratic of a batch moves to each new estimate."""

@@ -71,7 +71,7 @@ class SecondOrder:
     Parameters
     ----------
     n_draws : S, the number of draws that stand for the posterior; they are mirrored, so it is even. None
-        for 16, or 32 where nodes have one or two functions and a likelihood costs little. The number is
+        for 16, or 32 where nodes have one or two functions, and so a likelihood costs little. The number is
         doubled, up to 128, whenever a round changes the bound by more than half of what the round before
         did. It grows as far as needed where the bound on fresh draws is much lower (``OPTIMISM``): means
         that follow few draws too closely go back and forth with the covariances.
