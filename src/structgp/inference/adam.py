@@ -30,7 +30,7 @@ class Adam:
 
     Parameters
     ----------
-    learning_rate : that of the means; covariance factors, mixture weights and scales have a third of it.
+    learning_rate : for the means; covariance factors, mixture weights and scales move at a third of it.
     window : least number of steps between two looks at the mean bound; looks follow whole passes over the
         data.
     tolerance : nats per sequence by which the mean bound must have risen at a look.

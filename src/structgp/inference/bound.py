@@ -4,8 +4,8 @@ It is (``eq:elbo-sparse``)
 
     ELBO = E_q[ sum_n log p(y_n | scores of every template) ] - sum_b KL(q_b || p_b),
 
-one block b of potentials per template. Optimisers differ in how they estimate the first term and in what
-they move; the terms are put together here and nowhere else."""
+one block b of potentials per template. Optimisers differ in how they estimate the first term and in which
+parameters they move; the terms are put together here and nowhere else."""
 
 from __future__ import annotations
 

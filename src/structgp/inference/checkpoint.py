@@ -53,8 +53,8 @@ LARGEST_SHARE = 0.05
 
 @dataclass
 class Reached:
-    """How far a fit has come. state : that of the optimiser. elapsed : seconds so far. memory : that of the
-    problem. best : that of early stopping, if there is any."""
+    """How far a fit has come. state : the optimiser's state. elapsed : seconds so far. memory :
+    ``Problem.memory``. best : the best posterior of early stopping, if there is any."""
 
     state: Any
     steps: list[StepInfo]
@@ -217,8 +217,8 @@ def _pack(value: Any, tensors: dict[str, Tensor], names: dict[int, str]) -> Any:
 
 @dataclass
 class _Unpack:
-    """Builds the value that a tree of ``_pack`` represents. generator : that of the fit, which has only
-    one; every generator in the tree is this one."""
+    """Builds the value that a tree of ``_pack`` represents. generator : the only one of the fit, which
+    every generator in the tree stands for."""
 
     tensors: dict[str, Tensor]
     parameters: dict[str, nn.Parameter]

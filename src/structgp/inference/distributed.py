@@ -1,7 +1,7 @@
 """Processes that fit together: each has some of the sequences, and what they find is added up.
 
 Every process holds the whole posterior and takes the same steps, because all of them see the same sums. So
-there is no master process, and sums are all that they exchange."""
+there is no master process, and a fit exchanges nothing but sums."""
 
 from __future__ import annotations
 

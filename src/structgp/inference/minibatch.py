@@ -54,15 +54,15 @@ AT_ONCE = 4_096
 
 @dataclass
 class MinibatchState:
-    """sites : for each batch, one per block; None before its first visit. precision, linear : (M, R) of
-    each block, summed over all sites and ``known``. known : for each block, the precision and linear term
-    that the posterior had at the start, which stay. held : (M, R) of each block, by how much the precision
-    in ``known`` is raised during the fit. values : (n,) E[log p] of each batch at its last visit, nan
-    before the first. scale : (R,) of each block, by how much the functions' variances have grown.
-    divergence : that from the prior, minus the expectation of what was known. moved : whether the kernel
-    has moved since the last pass. order : batches still to come in this pass. bounds : the bound at the end
-    of each pass since the kernel last moved. known_at_start : log of the integral of the prior times
-    ``known``, which is subtracted so that the bound is that of the new data."""
+    """State between visits. sites : for each batch, one per block; None before its first visit. precision,
+    linear : (M, R) of each block, summed over all sites and ``known``. known : for each block, the
+    precision and linear term that the posterior had at the start, which stay. held : (M, R) of each block,
+    by how much the precision in ``known`` is raised during the fit. values : (n,) E[log p] of each batch at
+    its last visit, nan before the first. scale : (R,) of each block, by how much the functions' variances
+    have grown. divergence : that from the prior, minus the expectation of what was known. moved : whether
+    the kernel has moved since the last pass. order : batches still to come in this pass. bounds : the bound
+    at the end of each pass since the kernel last moved. known_at_start : log of the integral of the prior
+    times ``known``, which is subtracted so that the bound is that of the new data."""
 
     generator: torch.Generator
     noise: list[Tensor]
@@ -85,7 +85,7 @@ class MinibatchState:
 
 @dataclass(frozen=True)
 class Minibatch:
-    """Sites batch by batch, in weight space.
+    """Fits sites batch by batch, in weight space.
 
     Parameters
     ----------

@@ -19,9 +19,9 @@ WORTH_COMPILING = 20_000
 
 
 class Begun(NamedTuple):
-    """variance, mean : (F, R) under the prior and all other batches. sd : (F, R) standard deviations with
-    the site of this batch put in. divergence : that of the Gaussian with the site, see
-    ``Others.divergence``."""
+    """Gaussians before a visit. variance, mean : (F, R) under the prior and all other batches. sd : (F, R)
+    standard deviations with the site of this batch put in. divergence : that of the Gaussian with the site,
+    see ``Others.divergence``."""
 
     variance: Tensor
     mean: Tensor

@@ -52,7 +52,7 @@ class Slopes:
 class Problem:
     """All the training data, against which a posterior is fitted.
 
-    estimator : that of the expected log-likelihood and its gradients. entropy : bound on the entropy of a
+    estimator : for the expected log-likelihood and its gradients. entropy : bound on the entropy of a
     mixture. memory : the running quadratic of each batch, for estimators that use it. Everything is on the
     posterior's device. together : the processes that share the fit; ``batches`` are those of this process,
     or, if ``sees_all``, those of all processes, each of which visits its own (``own``). n_sequences :

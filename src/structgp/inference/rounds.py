@@ -1,9 +1,9 @@
 """Rounds of visits: what several processes visit between two exchanges, and how their changes are added up.
 
 All processes hold the same sums of sites. In a round each of them visits some batches of its own and sees
-at once what its own visits change, but not what the others' do. Then the changes are added up, and all
-processes hold the same sums again, to the last bit. A site belongs to its batch and not to a process, so no
-data are counted twice, and where a fit settles does not depend on who visits what.
+at once what its own visits change, but not what the others' visits change. Then the changes are added up,
+and all processes hold the same sums again, to the last bit. A site belongs to its batch and not to a
+process, so no data are counted twice, and where a fit settles does not depend on who visits what.
 
 Letters: n batches, P processes; M weights and R functions of a block."""
 
@@ -28,8 +28,8 @@ MOST_VISITS = 32
 
 @dataclass(frozen=True)
 class Round:
-    """visits : for each process, the batches that it visits in this round. seeds : (all visits, blocks),
-    those of their draws; the visits of the first process come first."""
+    """One round. visits : for each process, the batches that it visits in this round. seeds : (all visits,
+    blocks), those of their draws; the visits of the first process come first."""
 
     visits: list[list[int]]
     seeds: Tensor

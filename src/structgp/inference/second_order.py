@@ -32,8 +32,8 @@ from structgp.inference.problem import LearnScales, Problem, Slopes, StepInfo
 FIRST_STEPS = 10
 """Number of L-BFGS steps of the first fit, at the mean alone, and of rounds in which scales move. With 15,
 left-out thirds of the TRAINING data of four tasks, encoded and raw, ten splits each, have the same loss to
-within chance, or for raw chunking a slightly higher one. With 8 or fewer, seen on single fits, early rounds
-may end so far from their optimum that many more follow."""
+within chance, or for raw chunking a slightly higher one. With 8 or fewer, as single fits showed, early
+rounds may end so far from their optimum that many more follow."""
 
 FEW_STEPS = 20
 """Number of steps up to which the plain search is used (``lbfgs.climb_down``)."""
@@ -49,10 +49,10 @@ fit is then within .05 of it."""
 
 @dataclass
 class SecondOrderState:
-    """noise : random numbers of the draws, one entry per block. elbo : bound of the last round. change :
-    its change from the round before, in nats per example. evaluations : likelihoods computed that no round
-    has reported yet. slopes : those of the last round, from which scales are learned; None when that is
-    over. n_draws : S. generator : for further draws."""
+    """State between rounds. noise : random numbers of the draws, one entry per block. elbo : bound of the
+    last round. change : its change from the round before, in nats per example. evaluations : likelihoods
+    computed that no round has reported yet. slopes : those of the last round, from which scales are
+    learned; None when that is over. n_draws : S. generator : for further draws."""
 
     noise: list[Any]
     slopes: list[Slopes] | None = None

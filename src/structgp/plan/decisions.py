@@ -130,8 +130,8 @@ def _check_possible(plan: Plan, examples: Examples | ShardedExamples) -> None:
 def decoder_of(
     options: Options, info: Mapping[str, Any], classes: Sequence[str]
 ) -> tuple[str, np.ndarray | None]:
-    """The measure that labels are chosen for, and the costs of errors if it needs them. info : that of the
-    model that is asked."""
+    """The measure that labels are chosen for, and the costs of errors if it needs them. info : the log of
+    the model that is asked."""
     if options.decode == "auto":
         return info.get("decode", "accuracy"), None
     return options.decode, None if options.costs is None else cost_matrix(options.costs, classes)

@@ -52,9 +52,9 @@ FEWEST_TO_HALVE = 200
 
 @dataclass(frozen=True)
 class DenseShape:
-    """name : 'bound' or 'regression'. parameters : those of the kernel, by name. basis : (V, R) with the
-    functions' amplitudes, None for one function per label. transition_sd : prior sd of a transition
-    score."""
+    """The shape of a kernel, learned. name : 'bound' or 'regression'. parameters : those of the kernel, by
+    name. basis : (V, R) with the functions' amplitudes, None for one function per label. transition_sd :
+    prior sd of a transition score."""
 
     name: str
     parameters: dict[str, Tensor]

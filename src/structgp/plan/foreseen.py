@@ -41,9 +41,9 @@ LONG = 60.0
 
 @dataclass(frozen=True)
 class Foreseen:
-    """seconds : the shortest and the longest time that calls of the function are likely to take in all.
-    per_call, per_draw : seconds, on a sequence of median length. processes : number of processes that share
-    the sequences. name : that of the function."""
+    """The time of a fit, as foreseen. seconds : the shortest and the longest time that calls of the
+    function are likely to take in all. per_call, per_draw : seconds, on a sequence of median length.
+    processes : number of processes that share the sequences. name : that of the function."""
 
     seconds: tuple[float, float]
     per_call: float

@@ -300,7 +300,7 @@ class Fold:
 
     @property
     def n_judged(self) -> int:
-        """Number of tokens that count, in sequences that count."""
+        """Number of tokens that count, in sequences whose weight is above 0."""
         found, weights = np.array([judged.sum() for judged in self.judged]), self.left_out.weights
         return int((found if weights is None else found[weights > 0]).sum())
 

@@ -1,4 +1,4 @@
-"""What many labels cost: time and memory of a chain are quadratic in their number.
+"""The cost of many labels: time and memory of a chain are quadratic in their number.
 
 Transitions are left out if next to none of them can have been seen, and users hear of the cost before the
 fit and not after."""

@@ -24,7 +24,8 @@ FARTHEST = 2.0
 
 @dataclass(frozen=True)
 class Curve:
-    """slope : relative fall of the loss per relative growth of the data. error : its standard error."""
+    """A power law of the loss. slope : relative fall of the loss per relative growth of the data. error :
+    its standard error."""
 
     slope: float
     error: float
@@ -46,7 +47,7 @@ class Curve:
         return Curve(slope, math.sqrt(trust) * error)
 
     def shrinks(self, n_fitted: float, n_all: float) -> float:
-        """The factor from the loss of fits to ``n_fitted`` tokens to that of the fit to all."""
+        """The factor from the loss of fits to ``n_fitted`` tokens to the loss of the fit to all tokens."""
         return min(n_all / n_fitted, FARTHEST) ** -max(0.0, self.slope)
 
 

@@ -91,7 +91,7 @@ class Weights:
     basis : 'label' gives each label a function of its own; 'contrast' leaves out the direction in which all
         labels move alike: V - 1 functions, the same model, a higher bound. 'auto' is 'contrast' where the
         structure ignores that direction, except for the paper's presets.
-    transition_covariance : of the transition scores, 'diagonal' or 'full'.
+    transition_covariance : covariance of the transition scores, 'diagonal' or 'full'.
     """
 
     basis: str = "auto"
@@ -104,13 +104,13 @@ class Inducing:
 
     Parameters
     ----------
-    n_inducing : most inducing inputs, picked from at most 8,000 training tokens. If fewer reproduce all
-        tokens, the model is the full GP. None for 1000, or one per token up to some 2,000 tokens where the
-        fit uses second order, or as many as leave 2 % of the prior variance open if those are fewer; or the
-        preset's number.
-    covariance : of the inducing values of a function: 'full'; 'low-rank', whose precision is a diagonal
-        plus ``rank`` directions; or 'diagonal' (in whitened coordinates). 'auto' is the first of them that
-        takes at most 512 MB and 2e12 multiplications per round.
+    n_inducing : largest number of inducing inputs, picked from at most 8,000 training tokens. If fewer
+        reproduce all tokens, the model is the full GP. None for 1000, or one per token up to some 2,000
+        tokens where the fit is second-order, or as many as leave 2 % of the prior variance open if those
+        are fewer; or the preset's number.
+    covariance : form of the covariance of a function's inducing values: 'full'; 'low-rank', whose precision
+        is a diagonal plus ``rank`` directions; or 'diagonal' (in whitened coordinates). 'auto' is the first
+        of them that takes at most 512 MB and 2e12 multiplications per round.
     rank : number of directions of 'low-rank', at most M; None for 64.
     basis, transition_covariance : see :class:`Weights`.
     """
@@ -249,7 +249,7 @@ def answer_draws(n_draws: int | str, linked: bool) -> int:
 
 
 WHOLE = {"n_draws": 0, "random_state": 0, "n_components": 1, "n_inducing": 1, "rank": 1}
-"""Whole numbers and the least that each may be; None leaves the last two open."""
+"""Parameters that are whole numbers, and the least that each may be; None leaves the last two open."""
 
 LARGEST_AMPLITUDE = 1e6
 """Largest prior variance of a score: beyond scores of 1000 every probability is 0 or 1, and no bound can be
@@ -282,7 +282,7 @@ _WORDS = {
     "predict_with": ("a structure", "'auto', 'chain' or a structure"),
     "n_jobs": ("a number of processes", "1 or more, -1 for one per core, or None"),
 }
-"""What a field must be, and what to use in its place."""
+"""What a field must be and what to use instead, for error messages."""
 
 MAY_BE_0 = {"max_seconds", "reductions", "learning_rounds", "node_steps", "transition_steps", "hyper_steps"}
 """Numbers of an optimiser that may be 0, beside its tolerances."""

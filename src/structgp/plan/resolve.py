@@ -56,8 +56,8 @@ class Plan:
     answers, None for the declared one. kernel : names or kernels by kind of feature. posterior : the
     family, with 'auto' left only where the inducing inputs decide. has_dense : whether nodes have dense
     features. shape : that of the kernel on dense features, a ``DenseShape``, None until it has been
-    learned. tails : degrees of freedom of the prior on sparse features' weights, None for the usual ones.
-    trial : whether this fit only serves to choose. covariance : 'full', 'low-rank' with ``rank``
+    learned. tails : degrees of freedom of the prior of sparse features' relevances, None for the usual
+    ones. trial : whether this fit only serves to choose. covariance : 'full', 'low-rank' with ``rank``
     directions, or 'diagonal'. precision : floating-point precision of the fit. on_bound : whether the fit
     itself learns what each feature is worth. data_weight : how often every training sequence counts; None,
     which stands for once, until cross-validation has chosen it. constraints : the scheme that all training

@@ -74,10 +74,10 @@ INDUCING_CANDIDATES = 8_000
 
 @dataclass(frozen=True)
 class Start:
-    """posterior : where the fit begins. plan : with the form of the covariances settled. residual : share
-    of the prior variance that inducing inputs leave open; in weight space, share of the smooth part's
-    variance. within : the start of the only part of the model that is fitted, with the same blocks; None
-    where all of it is fitted."""
+    """The start of a fit. posterior : where the fit begins. plan : with the form of the covariances
+    settled. residual : share of the prior variance that inducing inputs leave open; in weight space, share
+    of the smooth part's variance. within : the start of the only part of the model that is fitted, with the
+    same blocks; None where all of it is fitted."""
 
     posterior: Posterior
     plan: Plan

@@ -35,14 +35,14 @@ second is the usual one-standard-error rule of cross-validation. Both were chose
 errors from Bayes' rule, and confidence came nearer to accuracy."""
 
 ONE_IN = 10.0
-"""A candidate is dropped if it is worse than the best by more than chance explains in one of so many cases.
-On left-out thirds of the TRAINING data of four tasks, encoded and raw, ten splits each, loss and error were
-the same as with 40 to within chance."""
+"""Number of cases: a candidate is dropped if it is worse than the best by more than chance explains in one
+of so many. On left-out thirds of the TRAINING data of four tasks, encoded and raw, ten splits each, loss
+and error were the same as with 40 to within chance."""
 
 HALF_AN_ERROR = 0.5
-"""Number of errors. Where left-out tokens are all predicted right, and no more errors than this are
-expected, they cannot tell whether more confident predictions would be overconfident: larger weights are not
-tried then, and narrower draws have to be clearly better. Not chosen on data."""
+"""Expected errors up to which left-out tokens that are all predicted right cannot tell whether more
+confident predictions would be overconfident: larger weights are not tried then, and narrower draws have to
+be clearly better. Not chosen on data."""
 
 LEAST_GAP, STANDARD_ERRORS = 0.02, 2.0
 """Confidence is called too low or too high if it differs from accuracy by more than both."""
@@ -52,7 +52,7 @@ LEAST_GAP, STANDARD_ERRORS = 0.02, 2.0
 class Candidate:
     """A setting to be tried, under all ``SPREADS``. data_weight : how often every training sequence counts.
     shape : that of the kernel on dense features, None where there are none. tails : degrees of freedom of
-    the prior on sparse features' weights, None for the usual ones."""
+    the prior of sparse features' relevances, None for the usual ones."""
 
     data_weight: float = 1.0
     shape: DenseShape | None = None

@@ -32,7 +32,7 @@ fit. Not chosen on data."""
 
 @contextmanager
 def numbers_in_bounds() -> Iterator[None]:
-    """Makes a fit whose numbers leave all bounds end with an error that names a remedy."""
+    """Turns the error of a fit whose numbers leave all bounds into one that names a remedy."""
     try:
         yield
     except torch.linalg.LinAlgError as error:

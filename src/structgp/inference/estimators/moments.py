@@ -54,7 +54,7 @@ class Group:
 class Target:
     """A log-likelihood whose expectation, slope and bend are wanted.
 
-    log_prob : l(eps) of B examples. groups : those of its random numbers; the first one is per example.
+    log_prob : l(eps) of B examples. groups : groups of its random numbers; the first one is per example.
     weight : (B,) factor of each example in sums over examples. parts : cheap differentiable functions that
     resemble l, if there are any. dtype : type of the draws; they live where the weights do."""
 
