@@ -39,8 +39,8 @@ class Sensitivity(Entries):
 @dataclass(frozen=True)
 class ExampleLatent:
     """q of one block's functions on B examples. mean : (K, B, T, R) and covariance : (K, B, R, T, T),
-    differentiable in the parameters behind them. factor : Cholesky factor of the covariance, detached. mask
-    : (B, T)."""
+    differentiable in the parameters behind them. factor : Cholesky factor of the covariance, detached.
+    mask : (B, T)."""
 
     block: Any
     mean: Tensor

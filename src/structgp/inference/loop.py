@@ -176,9 +176,9 @@ def train(
     """Fits ``posterior`` in place. estimator : for the expected log-likelihood. device : where everything
     is computed; the posterior moves back afterwards. callback : is given every step; if it returns True,
     the fit stops and keeps what it has reached. checkpoint : if its file exists, the fit goes on from it;
-    it is written after steps, and the caller removes it. watch : may end the fit, and then restores the
-    posterior that had the lowest loss. together : all processes that share the fit. on_fresh_draws :
-    whether to compute the bound on fresh draws at the end."""
+    it is written after steps, and the caller removes it. watch : may end the fit; afterwards the posterior
+    is the one with the lowest loss. together : all processes that share the fit. on_fresh_draws : whether
+    to compute the bound on fresh draws at the end."""
     home = posterior.node.m.device
     torch.empty(LARGE)  # freed at once, which teaches the allocator to keep what is freed later
     if torch.device(device).type != "cpu":

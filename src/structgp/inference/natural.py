@@ -66,9 +66,9 @@ class Look:
 @dataclass
 class NaturalState:
     """State between steps. sites : for each batch, None before the first step. rate : the part of the way
-    that a step goes, times ``trust``, which falls where steps do harm. best : the highest bound seen. last
-    : the last look whose bound was not certainly worse. averaged : number of steps since averaging began;
-    None before."""
+    that a step goes, times ``trust``, which falls where steps do harm. best : the highest bound seen.
+    last : the last look whose bound was not certainly worse. averaged : number of steps since averaging
+    began; None before."""
 
     generator: torch.Generator
     plateau: Plateau

@@ -39,7 +39,7 @@ FEW_STEPS = 20
 """Number of steps up to which the plain search is used (``lbfgs.climb_down``)."""
 
 MOST_DRAWS = 128
-"""Largest number of draws in a fit: as many as answers average over by default."""
+"""Number of draws up to which a fit may take more: as many as answers average over by default."""
 
 OPTIMISM = 0.1
 """Nats per example, counted by its weight, by which the bound on the draws that the means were fitted to

@@ -52,7 +52,7 @@ FEWEST_TO_HALVE = 200
 
 @dataclass(frozen=True)
 class DenseShape:
-    """The shape of a kernel, learned. name : 'bound' or 'regression'. parameters : those of the kernel, by
+    """The learned shape of a kernel. name : 'bound' or 'regression'. parameters : those of the kernel, by
     name. basis : (V, R) with the functions' amplitudes, None for one function per label. transition_sd :
     prior sd of a transition score."""
 

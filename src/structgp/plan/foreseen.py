@@ -1,4 +1,5 @@
-"""Foresees how long a fit with a likelihood that only gives values will take, and whether to use all cores.
+"""Estimates how long a fit with a likelihood that only gives values will take, and whether to use all
+cores.
 
 A likelihood in NumPy may take a microsecond or a second. Users should know which before they wait for the
 fit, and other cores should help where that is worth starting them. Letters: S draws."""
@@ -32,7 +33,7 @@ GRADIENTS = 40, 150
 """The same for gradients by differences, in a second-order fit."""
 
 WORTH = 5.0
-"""Seconds that a fit takes at least, from which other processes are started. Starting them takes about one
+"""Shortest time of a fit, in seconds, for which other processes are started. Starting them takes about one
 second."""
 
 LONG = 60.0
@@ -41,9 +42,9 @@ LONG = 60.0
 
 @dataclass(frozen=True)
 class Foreseen:
-    """The time of a fit, as foreseen. seconds : the shortest and the longest time that calls of the
-    function are likely to take in all. per_call, per_draw : seconds, on a sequence of median length.
-    processes : number of processes that share the sequences. name : that of the function."""
+    """The expected time of a fit. seconds : the shortest and the longest time that calls of the function
+    are likely to take in all. per_call, per_draw : seconds, on a sequence of median length. processes :
+    number of processes that share the sequences. name : that of the function."""
 
     seconds: tuple[float, float]
     per_call: float

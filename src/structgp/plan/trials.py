@@ -73,10 +73,10 @@ class Candidate:
 @dataclass(frozen=True)
 class Predictions:
     """Sums over the tokens of each left-out sequence, (N,): number of tokens, negative log-probability of
-    the true label, largest label probability, and whether that label is the true one. unseen, unseen_doubt
-    : the number of tokens with labels that the fit has not seen, which do not count among the others, and
-    the sum of 1 - largest label probability over these. All are multiplied by how often the sequence
-    counts."""
+    the true label, largest label probability, and whether that label is the true one. unseen,
+    unseen_doubt : the number of tokens with labels that the fit has not seen, which do not count among the
+    others, and the sum of 1 - largest label probability over these. All are multiplied by how often the
+    sequence counts."""
 
     tokens: np.ndarray
     nll: np.ndarray
