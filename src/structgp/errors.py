@@ -1,4 +1,4 @@
-"""What goes wrong, said once: where, what, and what to do about it.
+"""Errors and warnings of this package: where something went wrong, what, and what to do about it.
 
 Every error a user can cause is a :class:`StructgpError` whose text is one line. The command line
 prints that line and exits with status 2; Python users catch it as a ``ValueError``.
@@ -14,11 +14,12 @@ from typing import Any
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 MOST_CHARACTERS = 400
-"""Of each part of an error. Errors quote the data, and a cell of a broken file may have a megabyte."""
+"""Largest number of characters in each part of an error. Errors quote the data, and a cell of a broken file
+may hold a megabyte."""
 
 
 def cut(text: str, most: int = MOST_CHARACTERS) -> str:
-    """A text on one line, without its middle where it is long."""
+    """The text on one line; its middle is left out where it has more than ``most`` characters."""
     text = " ".join(text.splitlines()) if text.isprintable() is False else text
     if len(text) <= most:
         return text
@@ -54,9 +55,9 @@ class ModelFileError(InputError):
 
 
 class LikelihoodError(InputError):
-    """A user's likelihood that raised an error or returned what is no log-probability.
+    """A user's likelihood raised an error, or returned something that is not a log-probability.
 
-    ``sequence`` is the position in its batch of the sequence it happened on, None if unknown.
+    ``sequence`` is the position in its batch of the sequence where this happened, None if unknown.
     """
 
     def __init__(self, place: str, problem: str, remedy: str, sequence: int | None = None) -> None:
@@ -75,8 +76,8 @@ class StructgpWarning(UserWarning):
 
 
 def warn_caller(message: str) -> None:
-    """A StructgpWarning at the line that called this package, however many of its own functions lie
-    between."""
+    """Issues a StructgpWarning at the line that called this package, however many of the package's own
+    functions lie in between."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1

@@ -1,4 +1,4 @@
-"""Units of work, compiled or of torch, shared out to as many threads as torch uses."""
+"""Shares out units of work, in compiled code or in torch, among as many threads as torch uses."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from typing import TypeVar
 import torch
 
 WORTH_A_THREAD = 1_000_000
-"""Products of a number by a number below which a second thread does not pay."""
+"""Scalar multiplications per thread below which another thread does not pay."""
 
 Result = TypeVar("Result")
 
 _threads: ContextVar[int | None] = ContextVar("threads", default=None)
-"""Of compiled work, where torch has fewer for the time being."""
+"""Number of threads for compiled work while torch itself is limited to one; None at other times."""
 
 
 _lock = threading.Lock()
 _found: list[int] = []
-"""Torch's number of threads before, one entry per block that is open now, all the same: a new thread takes
-the number that is set at the time, and would find 1."""
+"""Torch's number of threads before it was limited: one entry per block of ``one_torch_thread`` that is open
+now, all of them equal. A block that opens in another thread would find 1, and takes the number from
+here."""
 
 
 def _in_child() -> None:
-    """OpenMP's threads stay behind in the parent, and a forked child that counts on them waits forever."""
+    """Limits a forked child to one torch thread. OpenMP's threads stay behind in the parent, and a child
+    that counts on them waits forever."""
     global _lock
     _lock, _found[:] = threading.Lock(), [1] * len(_found)
     torch.set_num_threads(1)
@@ -41,8 +43,8 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Torch operations use one thread, and compiled work as many as before: waking a second thread for
-    arrays of a few thousand numbers takes longer than it saves."""
+    """Limits torch operations to one thread, while compiled work uses as many as before: waking a second
+    thread for arrays of a few thousand numbers takes longer than it saves."""
     with _lock:
         n = _found[0] if _found else torch.get_num_threads()
         _found.append(n)
@@ -57,8 +59,8 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def share(work: Callable[[int, int], Result], units: int, cost: int) -> list[Result]:
-    """Calls work(first, last) so that each unit is done once; what the calls return. cost : products of a
-    number by a number, in all."""
+    """Calls work(first, last) on ranges of units, so that each unit is done once; returns what the calls
+    return. cost : scalar multiplications of all units together."""
     n = max(1, min(_threads.get() or torch.get_num_threads(), units, cost // WORTH_A_THREAD))
     first, *others = pairwise(units * i // n for i in range(n + 1))
     if not others:
@@ -66,19 +68,20 @@ def share(work: Callable[[int, int], Result], units: int, cost: int) -> list[Res
     with ThreadPoolExecutor(len(others)) as pool:
         running = [pool.submit(work, *ends) for ends in others]
         done = work(*first)
-    return [done, *(part.result() for part in running)]  # raises what went wrong there
+    return [done, *(part.result() for part in running)]  # raises the errors of these threads
 
 
 def share_matrices(
     work: Callable[[int, int], Result], units: int, cost: int, device: torch.device
 ) -> list[Result]:
-    """As ``share``, of torch operations on one large matrix after the other. Each thread does its matrices
-    alone: on two cores, factors and inverses of some hundred rows take two thirds of the time that two
-    threads within each need. Where there are fewer matrices than threads, torch shares out each."""
+    """``share`` for torch operations on several large matrices. Each thread works on matrices of its own:
+    on two cores, factors and inverses of some hundred rows take two thirds of the time that they need if
+    two threads work on the same matrix. Where there are fewer matrices than threads, torch splits the work
+    on each matrix."""
     enough = 1 < torch.get_num_threads() <= min(units, cost // WORTH_A_THREAD)
     if device.type != "cpu" or not enough:
         return [work(0, units)]
-    # What each thread has to be told.
+    # These modes have to be set in each thread.
     gradients, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
     def alike(first: int, last: int) -> Result:

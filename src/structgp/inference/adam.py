@@ -30,14 +30,17 @@ class Adam:
 
     Parameters
     ----------
-    learning_rate : of the means; factors, weights and scales move at a third of it.
-    window : at least this many steps, and whole passes over the data, between two looks at the mean bound.
-    tolerance : a look must find the mean bound risen by this much, in nats per sequence.
-    max_steps : stop here at the latest.
-    reductions : stop at this many looks that found no rise; each also cuts the learning rate.
+    learning_rate : for the means; covariance factors, mixture weights and scales move at a third of it.
+    window : least number of steps between two looks at the mean bound; looks follow whole passes over the
+        data.
+    tolerance : nats per sequence by which the mean bound must have risen at a look.
+    max_steps : largest number of steps.
+    reductions : number of looks without such a rise after which the fit stops; each also cuts the learning
+        rate.
     learn_scales : False, 'transitions' (the scale of tables moves, at each look), True (the amplitude too,
         at each step) or 'all' (the kernel's own parameters too, which costs one kernel matrix per step).
-    gradient, n_draws : name and draws of the gradient estimator, which ``structgp.plan`` chooses."""
+    gradient, n_draws : name and number of draws of the gradient estimator, which ``structgp.plan``
+        chooses."""
 
     learning_rate: float = 0.05
     window: int = 30
@@ -62,8 +65,8 @@ class Adam:
         return AdamState(torch.optim.Adam(groups, betas=(0.9, 0.99)), generator, plateau)
 
     def step(self, problem: Problem, state: AdamState) -> tuple[AdamState, StepInfo]:
-        """One gradient step on one batch. Cost O(B T V M^2 + K^2 V M^3 if K > 1), with r and r^2 in the
-        place of M and M^2 if low-rank, and the estimator's."""
+        """One gradient step on one batch. Cost O(B T V M^2 + K^2 V M^3 if K > 1), with r and r^2 in place
+        of M and M^2 if low-rank, plus that of the estimator."""
         if not state.queue:
             order = torch.randperm(len(problem.batches), generator=state.generator)
             state.queue = order.tolist()

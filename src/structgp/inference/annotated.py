@@ -1,14 +1,15 @@
-"""Fits to the labels of several annotators: rounds of another optimiser, and after each of them what is
-known of the annotators.
+"""Fits to the labels of several annotators: rounds of another optimiser, each followed by an update of the
+annotators' confusion matrices.
 
 The bound is
 
     eta (E_q[ sum_n log Z(f_n + E_n) - log Z(f_n) ] + log prior of confusion matrices) - KL of potentials,
 
-E_n the evidence that annotations are under the confusion matrices (``answers.confusions``), eta how often
-the data count. Given the potentials, its optimum over the confusion matrices counts each given label once,
-by the probabilities of the true label: those are the slopes of log Z(f + E) in E. How probable annotators
-are right on the whole, which centres the prior, is set to what they were in the round before."""
+where E_n is the evidence of the annotations under the confusion matrices (``answers.confusions``), and eta
+is how often the data count. Given the potentials, the optimal confusion matrices count each given label
+once, divided among the true labels by their probabilities; these are the slopes of log Z(f + E) in E. The
+prior is centred at how often an annotator is right on the whole, which is set to its value in the round
+before."""
 
 from __future__ import annotations
 
@@ -26,16 +27,16 @@ from structgp.inference.problem import Problem, StepInfo
 from structgp.inference.second_order import Draws, SecondOrder, SecondOrderState
 
 SETTLED = 2e-3
-"""Share of all given labels whose true label may still move in the last round."""
+"""Share of all given labels that may still move from one true label to another in the last round."""
 
 MORE_ROUNDS = 2
-"""Times as many rounds as the other optimiser alone may take: where annotators hardly overlap, what is
-known of them moves slowly."""
+"""Factor on the number of rounds that the other optimiser may take: where annotators hardly overlap, the
+confusion matrices move slowly."""
 
 
 @dataclass
 class AnnotatedState:
-    """inner : of the other optimiser. counts : of ``Confusions``."""
+    """inner : state of the other optimiser. counts : ``Confusions.counts``."""
 
     inner: SecondOrderState
     counts: Tensor
@@ -44,7 +45,8 @@ class AnnotatedState:
 @dataclass
 class Annotated:
     """Learns confusion matrices beside the potentials. then : the optimiser of the potentials. given : all
-    annotations. known : of the annotators, moved in place. data_weight : how often the data count."""
+    annotations. known : what is known of the annotators, updated in place. data_weight : how often the data
+    count."""
 
     then: SecondOrder
     given: Given
@@ -58,7 +60,7 @@ class Annotated:
         return AnnotatedState(self.then.start(problem, generator), self.known.counts)
 
     def step(self, problem: Problem, state: AnnotatedState) -> tuple[AnnotatedState, StepInfo]:
-        """One round. Cost: that of the other optimiser, whose likelihoods cost twice as much, and S
+        """One round. Cost: a round of the other optimiser, whose likelihoods cost twice as much here, and S
         likelihoods of every example."""
         self.known.counts = state.counts
         self._tell(problem)  # a checkpoint may have brought other counts than the batches have
@@ -81,11 +83,12 @@ class Annotated:
 
     @property
     def penalty(self) -> float:
-        """What the bound loses by the prior of the confusion matrices."""
+        """Nats that the prior of the confusion matrices takes off the bound."""
         return -self.data_weight * self.known.log_prior
 
     def _tell(self, problem: Problem) -> None:
-        """Puts the evidence that annotations are now into the batches."""
+        """Writes the evidence of the annotations, under the current confusion matrices, into the
+        batches."""
         table = self.known.evidence
         for i, batch in enumerate(problem.batches):
             place, rows = self._place(i, batch)
@@ -93,8 +96,8 @@ class Annotated:
             told.index_add_(0, place, table[rows].to(told))
 
     def _place(self, i: int, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Of each label given in batch i, the variable (of all of the batch, one example after the other)
-        and its row of evidence."""
+        """For each label given in batch i: the number of its variable, counted through all examples of the
+        batch, and the number of its row of evidence."""
         if i not in self._places:
             part = self.given.part(batch.index.tolist())
             lengths, T = batch.mask.sum(1).cpu().numpy(), batch.mask.shape[1]
@@ -107,7 +110,8 @@ class Annotated:
 
     @torch.no_grad()
     def _counts(self, problem: Problem, state: SecondOrderState) -> Tensor:
-        """New counts, by the true labels under the draws that stand for the posterior."""
+        """New counts, from the probabilities of the true labels under the draws that stand for the
+        posterior."""
         found, draws = Confusions(torch.zeros_like(self.known.counts)), Draws(problem, state.noise)
         for i, batch in enumerate(problem.batches):
             truth = truth_of(problem.structure.log_prob, draws.scores(i, draws.functions(i)), batch)

@@ -1,13 +1,13 @@
 """The Gaussian factor (site) of each minibatch, kept in memory, or in files where there are too many.
 
-A site is a precision and a linear term for each weight of one batch, one per block, numbers that are
-rounded to single precision where that can hold them. The posterior is made of what is rounded, so that
-nothing drifts.
+A batch has one site per block: a precision and a linear term for each weight that occurs in the batch.
+These numbers are rounded to single precision where that can hold them, and the posterior is computed from
+the rounded numbers, so that nothing drifts.
 
-On disk, sites of one pass are appended to one file, and each of several processes has a file of its own.
-What a checkpoint knows is how far the files had come; a run that goes on from it cuts them there, or begins
-new ones where it has another number of processes. So nothing that a checkpoint speaks of is ever written
-over, and what a killed run wrote after its last checkpoint is not taken for anything."""
+On disk, the sites of one pass are appended to one file, and each of several processes has a file of its
+own. A checkpoint records how long the files were. A run that continues from it cuts its file to that
+length, or begins new files where there are or were several processes. So nothing that a checkpoint refers
+to is ever overwritten, and whatever a killed run wrote after its last checkpoint is ignored."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ LARGEST_SINGLE = 1e37
 
 @dataclass(frozen=True)
 class Site:
-    """What one batch says of one block. precision, linear : (F, R), of the F weights that occur in it.
-    scale : (R,) of the functions' variances when it was made. dual : (N, R), for each of the batch's rows
-    the slope of its likelihood: where the next visit starts."""
+    """What one batch says about one block. precision, linear : (F, R), for the F weights that occur in it.
+    scale : (R,) by how much the functions' variances had grown when the site was made. dual : (N, R), for
+    each of the N rows of the batch, the slope of its likelihood; the next visit starts there."""
 
     precision: Tensor
     linear: Tensor
@@ -47,7 +47,7 @@ class Site:
         return Site(*(x.to(device) for x in vars(self).values()))
 
     def rounded(self) -> Site:
-        """As it is kept."""
+        """The site as it is stored: in single precision, if that can hold its numbers."""
         if self.precision.dtype == torch.float32:
             return self
         fits = all(bool((x.abs() < LARGEST_SINGLE).all()) for x in (self.precision, self.linear))
@@ -55,7 +55,8 @@ class Site:
         return Site(self.precision.to(kind), self.linear.to(kind), self.scale, self.dual.to(kind))
 
     def at(self, scale: Tensor, kind: torch.dtype = torch.float64) -> Site:
-        """The same in that precision, where the functions' variances have grown to ``scale``."""
+        """The same site with numbers of type ``kind``, for functions whose variances have grown to
+        ``scale``."""
         precision, linear, dual = (x.to(kind) for x in (self.precision, self.linear, self.dual))
         if not torch.equal(scale, self.scale):
             grown = (scale / self.scale).to(kind)
@@ -65,11 +66,12 @@ class Site:
 
 @dataclass
 class SitesOnDisk:
-    """The sites of each batch, one per block, in files; None before its first visit. n_functions : R of
-    each block. table : (n, 3 + 3 per block), of each batch the file of its sites (-1 before the first
-    visit), from which byte on, a checksum, and for each block the weights F, the rows N and the bytes of a
-    number. current : the first file of this pass; process k of ``size`` appends to the k-th after it.
-    length : bytes of this process's file."""
+    """The sites of each batch, one per block, in files; None before the first visit. n_functions : R of
+    each block. table : (n, 3 + 3 per block), for each batch, the number of the file that holds its sites
+    (-1 before the first visit), the offset in bytes, a checksum, and for each block the number of weights
+    F, the number of rows N and the bytes per number. current : number of the first file of this pass;
+    process k of ``size`` appends to file ``current`` + k. length : number of bytes in this process's
+    file."""
 
     folder: str
     n_functions: list[int]
@@ -84,7 +86,7 @@ class SitesOnDisk:
     def new(
         folder: str | os.PathLike[str], n: int, n_functions: list[int], together: Processes = ALONE
     ) -> SitesOnDisk:
-        """In a folder that is made; what another run has left there is removed."""
+        """No sites yet, in a folder that is created; sites that another run has left there are removed."""
         path = Path(folder).absolute()
         try:
             path.mkdir(exist_ok=True)
@@ -107,7 +109,8 @@ class SitesOnDisk:
         n_functions: list[int],
         together: Processes,
     ) -> SitesOnDisk:
-        """Sites that were in memory, and that all processes have; each writes those of its batches."""
+        """Moves sites from memory to disk. All processes have all of them; each writes those of its own
+        batches."""
         found, own = SitesOnDisk.new(folder, len(sites), n_functions, together), together.range(len(sites))
         for i in own:
             kept = sites[i]
@@ -120,9 +123,9 @@ class SitesOnDisk:
         return found
 
     def go_on(self, together: Processes = ALONE) -> None:
-        """After a checkpoint has been read, in place: files are cut to what is known of them, and what a
-        killed run wrote later is removed. Several processes begin new files, and so does one that goes on
-        with what several have begun."""
+        """Continues in place after a checkpoint has been read: files are cut to the length that it records,
+        and files that a killed run began later are removed. Several processes begin new files, and so does
+        one process that continues a fit of several."""
         first, last = self.current, self.current + self.size - 1
         path, folder = self._file(first), Path(self.folder)
         used = {int(number) for number in self.table[:, 0].unique() if number >= 0}
@@ -197,13 +200,13 @@ class SitesOnDisk:
         self.length += len(content)
 
     def next_pass(self) -> None:
-        """Sites of the pass that has ended are the old ones now."""
+        """Begins the file of a new pass."""
         self.current, self.length = self.current + self.size, 0
         self._own.touch()
 
     def release(self) -> None:
-        """Nothing will ask any more for what there was before the sites as they are now: files that no
-        site is in are removed."""
+        """Removes the files before the oldest one that holds a current site: nothing will read them any
+        more."""
         used = min(int(self.table[:, 0].min()), self.current)
         if used < 0:
             return

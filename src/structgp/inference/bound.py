@@ -4,8 +4,8 @@ It is (``eq:elbo-sparse``)
 
     ELBO = E_q[ sum_n log p(y_n | scores of every template) ] - sum_b KL(q_b || p_b),
 
-one block b of potentials per template. Optimisers differ in how they estimate the first term and in what
-they move; the terms are put together here and nowhere else."""
+one block b of potentials per template. Optimisers differ in how they estimate the first term and in which
+parameters they move; the terms are put together here and nowhere else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from structgp.inference.estimators import Estimate
 @dataclass(frozen=True)
 class Bound:
     """elbo : expected_log_prob less the divergence; both (), differentiable in the posterior. estimate :
-    where expected_log_prob comes from."""
+    the estimate behind expected_log_prob."""
 
     elbo: Tensor
     expected_log_prob: Tensor
@@ -33,16 +33,17 @@ def lower_bound(
     entropy: Entropy = "bhattacharyya",
     divergence: Tensor | None = None,
 ) -> Tensor:
-    """() the bound from the expected log-likelihood of all data. ``divergence`` : of the posterior from the
-    prior, where it is at hand."""
+    """() the bound from the expected log-likelihood of all data. ``divergence`` : that of the posterior
+    from the prior, if it has been computed already."""
     return expected - (posterior.divergence(entropy) if divergence is None else divergence)
 
 
 @dataclass
 class Plateau:
-    """When a noisy bound has stopped rising, seen from the mean of so many values at a time.
+    """Tells when a noisy bound has stopped rising, from the means of successive windows of values.
 
-    window : values between two looks. tolerance : by how much a mean must exceed the best one before."""
+    window : number of values between two looks. tolerance : by how much a mean must exceed the best one
+    before it."""
 
     window: int
     tolerance: float
@@ -59,7 +60,7 @@ class Plateau:
         return len(self.recent) >= self.window
 
     def look(self) -> bool:
-        """Whether the bound has stalled since the last look; starts the next window."""
+        """True if the bound has stalled since the last look; starts the next window."""
         stalled = self.mean - self.best < self.tolerance
         self.best = max(self.best, self.mean)
         self.recent = []

@@ -1,10 +1,10 @@
-"""Checkpoints: posterior, optimiser, random numbers and history in a file, from which a killed run
+"""Checkpoints: files that hold posterior, optimiser, random numbers and history, from which a killed run
 continues.
 
-What an optimiser carries from step to step is a tree of dataclasses, lists and tensors. It is written as
-one safetensors file with the tree as JSON, as a model is, and is read without pickle: only dataclasses of
-this package's inference are built from it, with fields of their types. Whoever can write the file can sign
-it, so nothing in it is believed before it is checked."""
+The state that an optimiser carries from step to step is a tree of dataclasses, lists and tensors. Like a
+model, it is written as one safetensors file with the tree as JSON, and is read without pickle: only
+dataclasses of the modules in ``ROOMS`` are built from it, with fields of the declared types. Whoever can
+write the file can also compute its digest, so nothing in it is believed before it is checked."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ from structgp.inference.latents import Sites
 FORMAT = 5
 
 KINDS = ("list", "tuple", "dict", "ago", "tensor", "generator", "optimizer", "dataclass")
-"""What a tree is made of, beside plain values."""
+"""Kinds of nodes in a tree, beside plain values."""
 
 ROOMS = ("structgp.inference.", "structgp.paper.", "structgp.gp.")
-"""Where the dataclasses of a state are."""
+"""Prefixes of the modules whose dataclasses a state may contain."""
 
 MOST_DRAWS = 1 << 20
-"""That a state may ask for."""
+"""Largest number of draws that a state may ask for."""
 
 LARGEST_SHARE = 0.05
-"""Share of the time that writing checkpoints may take."""
+"""Largest share of the time that writing checkpoints may take."""
 
 
 @dataclass
 class Reached:
-    """How far a fit has come. state : of the optimiser; elapsed : seconds; memory : of the problem; best :
-    of early stopping."""
+    """How far a fit has come. state : the optimiser's state. elapsed : seconds so far. memory :
+    ``Problem.memory``. best : the best posterior of early stopping, if there is any."""
 
     state: Any
     steps: list[StepInfo]
@@ -64,7 +64,7 @@ class Reached:
 
 
 class Keeper(Protocol):
-    """Where the state of a fit is kept: see ``Checkpoint``, whose methods these are."""
+    """A place that keeps the state of a fit. ``Checkpoint`` documents the methods."""
 
     def write(self, posterior: nn.Module, generator: torch.Generator, reached: Reached) -> bool: ...
 
@@ -75,8 +75,9 @@ class Keeper(Protocol):
 
 @dataclass
 class Checkpoint:
-    """path : the file. fingerprint : of the data and parameters, which a file has to agree with. seconds :
-    between two writes, at least; longer where writing would take more than its share of the time."""
+    """path : the file. fingerprint : identifies the data and parameters; a file must have the same one.
+    seconds : least time between two writes; more where writing would take more than its share of the
+    time."""
 
     path: str | Path
     fingerprint: str
@@ -85,7 +86,8 @@ class Checkpoint:
     _took: float = field(default=0.0, init=False)
 
     def write(self, posterior: nn.Module, generator: torch.Generator, reached: Reached) -> bool:
-        """After a step; does nothing if the last write was a moment ago. Returns whether it wrote."""
+        """Writes the state after a step, unless the last write was a moment ago. Returns True if it
+        wrote."""
         now = time.monotonic()
         if now - self._written < max(self.seconds, self._took / LARGEST_SHARE):
             return False
@@ -99,7 +101,7 @@ class Checkpoint:
             with atomic_write(self.path, "wb") as file:
                 file.write(content)
         except InputError as error:
-            # A fit that goes on is worth more than the file.
+            # Going on with the fit is worth more than the file.
             warnings.warn(f"no more checkpoints: {error}", StructgpWarning, stacklevel=2)
             self.seconds = math.inf
             return False
@@ -118,8 +120,8 @@ class Checkpoint:
         return bool(tree.get("fingerprint") == self.fingerprint)
 
     def read(self, posterior: nn.Module, generator: torch.Generator) -> Reached | None:
-        """What was reached; the posterior and the generator are set, in place. None where there is no
-        file."""
+        """Reads how far the fit has come; sets the posterior and the generator, in place. None if there is
+        no file."""
         if not Path(self.path).exists():
             return None
         try:
@@ -162,7 +164,8 @@ class Checkpoint:
 
 
 def _regular(path: str | Path) -> str:
-    """The path of a regular file; FormError for others, such as a pipe, which would be waited for."""
+    """The path of a regular file; FormError for anything else, such as a pipe, on which a read may wait
+    forever."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise FormError("not a regular file")
     return str(path)
@@ -176,7 +179,8 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _pack(value: Any, tensors: dict[str, Tensor], names: dict[int, str]) -> Any:
-    """JSON that stands for ``value``; its tensors go to ``tensors``, parameters by name (``names``)."""
+    """JSON that represents ``value``. Its tensors are added to ``tensors``; an optimiser's parameters are
+    given by name (``names``)."""
 
     def keep(tensor: Tensor) -> str:
         name = str(len(tensors))
@@ -213,8 +217,8 @@ def _pack(value: Any, tensors: dict[str, Tensor], names: dict[int, str]) -> Any:
 
 @dataclass
 class _Unpack:
-    """The value that a tree of ``_pack`` stands for. generator : of the fit, which has one, whoever holds
-    it."""
+    """Builds the value that a tree of ``_pack`` represents. generator : the only one of the fit, which
+    every generator in the tree stands for."""
 
     tensors: dict[str, Tensor]
     parameters: dict[str, nn.Parameter]
@@ -233,7 +237,7 @@ class _Unpack:
         if kind == "ago":
             return time.monotonic() - value
         if kind == "tensor":
-            # A copy: how a tensor of the file lies in memory may change sums in their last bit.
+            # A copy: how a tensor of the file is aligned in memory may change the last bit of sums.
             found = self.tensors[value]
             return found.clone().to(next(iter(self.parameters.values())).device)
         if kind == "generator":
@@ -243,7 +247,7 @@ class _Unpack:
     def _optimizer(self, names: list[list[str]], state: Any) -> torch.optim.Adam:
         groups = [{"params": [self.parameters[n] for n in group]} for group in names]
         for parameter in (p for group in groups for p in group["params"]):
-            parameter.requires_grad_(True)  # a kernel's do not, until an optimiser moves them
+            parameter.requires_grad_(True)  # a kernel's do not require it until an optimiser moves them
         made = torch.optim.Adam(groups, lr=0.1)
         made.load_state_dict(self(state))
         return made
@@ -264,8 +268,8 @@ class _Unpack:
 
 
 def _has_type(value: Any, hint: Any) -> bool:
-    """Whether a value can be what a field is declared as, as far as single types tell; a whole number may
-    stand for a float."""
+    """True if a value fits the declared type of a field, as far as single types tell; an int may stand for
+    a float."""
     hint = get_origin(hint) or hint
     if hint in (Any, typing.Union, types.UnionType):
         return True

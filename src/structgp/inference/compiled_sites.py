@@ -1,8 +1,8 @@
-"""What a visit to a batch does with the weights that occur in it, in one pass over them each time; compiled
-by numba.
+"""Arithmetic of a visit to a batch on the weights that occur in it, in one pass over them each time;
+compiled by numba.
 
-Torch operations would go over the same arrays, which no cache has room for, some 30 times. Letters as in
-``minibatch``: F weights of the batch, R functions."""
+Torch operations would go over the same arrays, which are too large for any cache, some 30 times. Letters as
+in ``minibatch``: F weights of the batch, R functions."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ import numpy as np
 from numba import njit
 
 ROWS_AT_ONCE = 1_024
-"""Weights of a unit of work. Divergences are summed unit by unit, so that the result does not depend on the
-number of threads."""
+"""Number of weights in a unit of work. Divergences are summed unit by unit, so that the result does not
+depend on the number of threads."""
 
 MOST = 1e280
-"""A product of precisions up to which its logarithm is that of all of them."""
+"""Largest product of precisions whose logarithm stands for the sum of their logarithms."""
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
 
 
 @_compiled
 def _sum_of_logs(x: Any) -> float:
-    """Of positive numbers (R,): one logarithm for all of them, where their product is a number."""
+    """Sum of the logarithms of positive numbers (R,): one logarithm of their product, unless that is out of
+    range."""
     product = 1.0
     for r in range(len(x)):
         product *= x[r]
@@ -41,10 +42,11 @@ def take_out(
     precision: Any, linear: Any, index: Any, prior: Any, site_precision: Any, site_linear: Any,
     variance: Any, mean: Any, sd: Any, divergence: Any, first: int, last: int,
 ) -> None:  # fmt: skip
-    """Of the weights of units first..last: variance, mean (F, R) <- of what prior and all sites but this
-    one say; sd (F, R) <- under all of them; divergence (units,) <- of the latter from the prior, up to a
-    constant. precision, linear : (M, R) what all sites say; index : (F,) of the weights; prior : (F,)
-    precisions; site_precision, site_linear : (F, R) what this one says."""
+    """Takes the site of a batch out, for the weights of units first..last. Sets variance, mean (F, R),
+    under the prior and all sites but this one; sd (F, R), under the prior and all sites; and divergence
+    (units,), that of the latter Gaussian from the prior, up to a constant. precision, linear : (M, R) sums
+    over all sites. index : (F,) numbers of the weights. prior : (F,) prior precisions. site_precision,
+    site_linear : (F, R) of this site."""
     R, none, one = precision.shape[1], site_linear.dtype.type(0), site_linear.dtype.type(1)
     whole, p, b = (
         np.empty(R, site_linear.dtype),
@@ -76,10 +78,10 @@ def put_in(
     precision: Any, linear: Any, index: Any, prior: Any, site_precision: Any, site_linear: Any,
     variance: Any, mean: Any, new_precision: Any, say: Any, divergence: Any, first: int, last: int,
 ) -> None:  # fmt: skip
-    """The other way round, of a new site in the place of the old one: new_precision (F, R), no less than 0,
-    and a linear term that takes the place of ``say`` (F, R), what the rows of the batch say: such that the
-    mean is that of the others, moved by variance times say. precision and linear (M, R) <- with the new
-    site; divergence (units,) <- as above."""
+    """Puts a new site in place of the old one, for the same weights. new_precision : (F, R), raised to at
+    least 0 in place. say : (F, R) what the rows of the batch say; it is overwritten with the site's linear
+    term, which is such that the mean is that under the other sites, moved by variance times say. Sets
+    precision and linear (M, R), with the new site, and divergence (units,), as ``take_out`` does."""
     R, none, one = precision.shape[1], say.dtype.type(0), say.dtype.type(1)
     whole, p, b = np.empty(R, say.dtype), np.empty(R, say.dtype), np.empty(R, say.dtype)
     for unit in range(first, last):

@@ -1,7 +1,7 @@
 """Processes that fit together: each has some of the sequences, and what they find is added up.
 
 Every process holds the whole posterior and takes the same steps, because all of them see the same sums. So
-there is no master, and a sum is all that goes between them."""
+there is no master process, and a fit exchanges nothing but sums."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from torch import Tensor
 from structgp.errors import InputError
 
 LONGEST_WAIT = timedelta(days=1)
-"""For the others: one process may encode a large corpus while they wait. torchrun notices sooner than this
-if one of them dies."""
+"""Longest time that a process waits for the others: one may encode a large corpus while they wait. torchrun
+notices sooner than this if one of them dies."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """rank : which of ``size`` processes this one is."""
+    """rank : number of this process among ``size`` processes."""
 
     rank: int = 0
     size: int = 1
@@ -35,8 +35,8 @@ class Processes:
         return self.rank == 0
 
     def share(self, items: Sequence[Any]) -> Sequence[Any]:
-        """The items of this process: every ``size``-th, so that neighbours in order of length are dealt
-        out."""
+        """The items of this process: every ``size``-th, so that neighbours, which are similar in length, go
+        to different processes."""
         return items[self.rank :: self.size]
 
     def sum(self, *tensors: Tensor) -> list[Tensor]:
@@ -49,8 +49,8 @@ class Processes:
         return [part.view_as(t) for part, t in zip(parts, tensors, strict=True)]
 
     def range(self, n: int, rank: int | None = None) -> range:
-        """The part of n things in a row that belongs to one process, by default this one: neighbours, as
-        many as others have, or one more."""
+        """The contiguous part of n things that belongs to one process, by default this one. Parts differ in
+        length by at most one."""
         rank = self.rank if rank is None else rank
         return range(n * rank // self.size, n * (rank + 1) // self.size)
 
@@ -60,16 +60,16 @@ class Processes:
             dist.all_reduce(tensor)
 
     def wait(self) -> None:
-        """Until all processes have come here."""
+        """Waits until all processes have come here."""
         if self.size > 1:
             dist.barrier()
 
     def any(self, flag: bool) -> bool:
-        """Whether ``flag`` is true in any process."""
+        """True if ``flag`` is true in any process."""
         return bool(self.sum(torch.tensor([float(flag)]))[0])
 
     def gather(self, item: Any) -> list[Any]:
-        """The items of all processes, in order, to the first one; nothing to the others."""
+        """The items of all processes, in order, in the first process; an empty list in the others."""
         if self.size == 1:
             return [item]
         items: list[Any] = [None] * self.size
@@ -81,14 +81,14 @@ ALONE = Processes()
 
 
 def n_started() -> int:
-    """Processes that ``torchrun`` has started; 1 without it."""
+    """Number of processes that ``torchrun`` has started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @contextmanager
 def joined(device: str = "cpu") -> Iterator[Processes]:
-    """The processes that ``torchrun`` has started, or this one alone. A process group that is there already
-    is taken as it is."""
+    """The processes that ``torchrun`` has started, or this one alone. An existing process group is used as
+    it is."""
     if dist.is_available() and dist.is_initialized():
         yield Processes(dist.get_rank(), dist.get_world_size())
         return
@@ -108,9 +108,9 @@ def joined(device: str = "cpu") -> Iterator[Processes]:
 
 def _meeting_point() -> dict[str, Any]:
     """Where the processes find each other, as arguments of ``init_process_group``. The store of torchrun
-    outlives the processes that it starts again, and still holds the addresses of dead ones, so each start
-    has names of its own in it. On several machines starts are counted by each of them, and torchrun itself
-    has to be told (docs/cluster.md)."""
+    outlives the processes that it restarts, and still holds the addresses of dead ones, so each start uses
+    a prefix of its own in the store. With several machines, each of them counts starts by itself, and
+    torchrun itself has to be told (docs/cluster.md)."""
     if os.environ.get("GROUP_WORLD_SIZE") != "1" or "TORCHELASTIC_RESTART_COUNT" not in os.environ:
         return {}
     store, rank, size = next(dist.rendezvous("env://", timeout=LONGEST_WAIT))
@@ -119,6 +119,7 @@ def _meeting_point() -> dict[str, Any]:
 
 
 def local_device(device: str) -> str:
-    """The GPU of this process, where a machine has several: 'cuda' is one per process."""
+    """The device of this process: where torchrun numbers the processes of a machine, 'cuda' is the GPU with
+    the process's number."""
     number = os.environ.get("LOCAL_RANK")
     return f"cuda:{number}" if device == "cuda" and number is not None else device

@@ -2,10 +2,11 @@
 
 With prior precision L and mean c, the best weights are c + L^-1 X^T a for some a (N, R): one number for
 each row of X and function, where there may be many times as many weights (the representer theorem). So
-L-BFGS moves a, in the geometry of the prior: the length of a step is that of the weights it stands for, a^T
-K a with K = X L^-1 X^T, which makes the prior's curvature 1 in every direction. Every vector is kept with
-its image under K, so that of one step only the gradient has to be multiplied. The numbers of several blocks
-stand one after another in the same vectors; a table of scores is a block with X = 1."""
+L-BFGS moves a, in the geometry of the prior: the squared length of a step is that of the step in the
+weights, a^T K a with K = X L^-1 X^T, which makes the prior's curvature 1 in every direction. Every vector
+is kept together with its image under K, so that each step needs only one multiplication by K, that of the
+gradient. The numbers of several blocks stand one after another in the same vectors; a table of scores is a
+block with X = 1."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from structgp.errors import LikelihoodError
 
 MEMORY = 10
 FIRST_CHANGE = 1.0
-"""Largest change of any latent value in a step that knows nothing of the curvature yet."""
+"""Largest change of any latent value in a step while nothing is known of the curvature."""
 
 TRIES = 6
 SHORTER, NEGLIGIBLE = 0.4, 0.01
@@ -34,7 +35,8 @@ Step = tuple[Tensor, Tensor, float]
 
 @dataclass(frozen=True)
 class Prior:
-    """The prior of the F weights of one block that occur: variance and mean (F, R). rows : X (N, F)."""
+    """The prior of the F weights of one block that occur in the data: variance and mean (F, R). rows : X
+    (N, F)."""
 
     rows: Any
     variance: Tensor
@@ -52,9 +54,10 @@ def climb(
     steps: int,
     unsure: bool = False,
 ) -> tuple[list[Tensor], list[Tensor], float, int]:
-    """Towards the most probable weights, from a as in ``start``, or if ``unsure`` from a part of it.
-    Returns a (N, R) of each block, the functions (N, R) of each block and the log-likelihood there, and the
-    calls of the likelihood. Cost of a step: a likelihood, O((nnz + F) R) products, and O(MEMORY N R)."""
+    """Climbs towards the most probable weights, from the a in ``start``, or if ``unsure`` from a shorter
+    one where that is better. Returns a (N, R) of each block, the functions (N, R) of each block and the
+    log-likelihood there, and the number of calls of the likelihood. Cost per step: a likelihood, O((nnz +
+    F) R) multiplications, and O(MEMORY N R)."""
     search = _Search(likelihood, priors, start)
     x = search.vector(start)
     x, value, slope = search.nearest(x, shorter=unsure)
@@ -78,8 +81,9 @@ def climb(
 
 
 class _Search:
-    """Minus the log posterior, at vectors (2, n): the numbers a of all blocks, one after another, and their
-    images under K, which are the functions less those at the prior's mean."""
+    """Minus the log posterior as a function of vectors (2, n). The first row holds the numbers a of all
+    blocks, one after another; the second row holds their images under K, which are the functions minus
+    their values at the prior's mean."""
 
     def __init__(self, likelihood: Likelihood, priors: Sequence[Prior], start: Sequence[Tensor]) -> None:
         self.likelihood, self.priors, self.calls = likelihood, priors, 0
@@ -97,7 +101,7 @@ class _Search:
         return [home + image for home, image in zip(self.home, self.apart(x[1]), strict=True)]
 
     def look(self, x: Tensor) -> tuple[float, list[Tensor]]:
-        """The value, and the slopes of the likelihood; infinite where that has no value."""
+        """The value, infinite where the likelihood has none, and the slopes of the likelihood."""
         self.calls += 1
         functions = self.functions(x)
         try:
@@ -109,10 +113,10 @@ class _Search:
         return 0.5 * _dot(x, x) - value, slopes
 
     def nearest(self, x: Tensor, shorter: bool) -> tuple[Tensor, float, Tensor]:
-        """x, or if ``shorter`` the best of x and shorter ones, with the value and the gradient there: since
-        they were found, the prior may have become so much wider that the same numbers are far too much. The
-        value is convex, so where it still falls along x, nothing shorter is better. Of numbers that are not
-        finite, 0 is the shorter one."""
+        """x, or if ``shorter`` the best of x and shortened copies of it, with the value and the gradient
+        there. Since x was found, the prior may have become so much wider that x is far too long. The value
+        is convex, so where it still falls along x, nothing shorter is better. Where the functions change by
+        next to nothing or are not finite, x is shortened to 0."""
         value, slopes = self.look(x)
         slope = self.gradient(x, slopes)
         shorter = shorter and not (value < float("inf") and _dot(x, slope) <= 0)
@@ -132,7 +136,7 @@ class _Search:
     def along(
         self, x: Tensor, value: float, direction: Tensor, falls: float, t: float
     ) -> tuple[Tensor, float, list[Tensor]] | None:
-        """A step of length t, or shorter until the value falls enough; None if no try does."""
+        """A step of length t, shortened until the value falls enough; None if it never does."""
         for _ in range(TRIES):
             new = torch.add(x, direction, alpha=-t)
             new_value, slopes = self.look(new)
@@ -141,7 +145,7 @@ class _Search:
             if new_value == float("inf"):
                 t *= 0.1
                 continue
-            # Where the parabola through what is known is lowest, within reason.
+            # The minimum of the parabola through what is known, within limits.
             bend = new_value - value - t * falls
             t *= min(0.5, max(0.1, -0.5 * t * falls / bend if bend > 0 else 0.1))
         return None
@@ -153,7 +157,7 @@ def _dot(x: Tensor, y: Tensor) -> float:
 
 
 def _direction(history: Sequence[Step], slope: Tensor) -> Tensor:
-    """The inverse of the curvature, so far as it is known, times the slope."""
+    """The slope times the inverse of the curvature, as far as ``history`` tells it."""
     d, shares = slope, []
     for step, change, rho in reversed(history):
         shares.append(rho * _dot(step, d))

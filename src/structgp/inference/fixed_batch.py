@@ -1,4 +1,4 @@
-"""A batch at draws that differ from their mean by fixed scores, for optimisers that move the mean alone."""
+"""One batch at draws that are a mean plus fixed scores, for optimisers that move the mean alone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from structgp.inference.problem import Problem
 
 MOST_IN_VAIN = 2
-"""Times in a row that compiled sums may fail: labels that rules forbid stay so, and a search evaluates a
-batch dozens of times. Not chosen on data."""
+"""Failures in a row after which compiled sums are no longer tried: labels that rules forbid stay forbidden,
+and a search evaluates a batch dozens of times. Not chosen on data."""
 
 
 class FixedBatch:
@@ -29,8 +29,8 @@ class FixedBatch:
             self._draws = problem.structure.fixed_draws(*given, batch.y, batch.mask, self._weight)
 
     def slopes(self, functions: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]] | None:
-        """As of ``Problem.slopes``, at mean functions (B, T, R) of each block, (P,) if shared; None where
-        the structure has no such thing, or cannot do it at these scores."""
+        """Like ``Problem.slopes``, at mean functions (B, T, R) of each block, (P,) if shared; None where
+        the structure has no such compiled sums, or they fail at these scores."""
         if self._draws is None:
             return None
         found = self._draws.value_and_slopes(*self._scores(functions))
@@ -44,7 +44,7 @@ class FixedBatch:
         ]
 
     def bends(self, functions: Sequence[Tensor]) -> list[Tensor] | None:
-        """As of ``Problem.bends``, tuple by tuple; None as above."""
+        """Like ``Problem.bends``, for each tuple by itself; None in the same cases as ``slopes``."""
         if self._draws is None:
             return None
         node = self._blocks[0]

@@ -7,8 +7,8 @@ block's functions:
 
     grad_b = L^-T slope,       grad_Sigma = 1/2 L^-T bend L^-1,
 
-and from there flows to whatever lies behind them. A block's functions are per example (one Gaussian over
-the tuples of each), or shared by all examples (one Gaussian over the scores of a table). Examples of a
+and from there flows back to the parameters behind them. A block's functions are per example (one Gaussian
+over the tuples of each), or shared by all examples (one Gaussian over the scores of a table). Examples of a
 mixture's K components come component after component, as one batch of K B examples. Letters as in
 ``gp.block``."""
 
@@ -29,8 +29,8 @@ from structgp.inference.estimators.moments import Entries, Group, Moments
 @dataclass(frozen=True)
 class Sensitivity(Entries):
     """Gradients of the expected log-likelihood, one entry per block. mean : (K, B, T, R), or (P,) if
-    shared. covariance : (K, B, R, T, T), symmetric, or (P,) of the variances or (P, P) if shared. What is
-    shared is summed over examples, and over components with their weights."""
+    shared. covariance : (K, B, R, T, T), symmetric, or (P,) of the variances or (P, P) if shared. Gradients
+    of shared functions are summed over examples, and over components with their weights."""
 
     mean: tuple[Tensor, ...]
     covariance: tuple[Tensor, ...]
@@ -39,7 +39,8 @@ class Sensitivity(Entries):
 @dataclass(frozen=True)
 class ExampleLatent:
     """q of one block's functions on B examples. mean : (K, B, T, R) and covariance : (K, B, R, T, T),
-    differentiable in all that is behind them. factor : of the covariance, detached. mask : (B, T)."""
+    differentiable in the parameters behind them. factor : Cholesky factor of the covariance, detached.
+    mask : (B, T)."""
 
     block: Any
     mean: Tensor
@@ -77,7 +78,7 @@ class ExampleLatent:
         return mean, 0.5 * _divide(factor, bend.to(factor).reshape(shape))
 
     def moments(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-        """Slope and bend that the gradients are of."""
+        """The slope and bend that belong to these gradients: the inverse of ``sensitivity``."""
         slope = (self.factor.mT @ mean.mT[..., None])[..., 0].mT
         bend = 2 * self.factor.mT @ covariance @ self.factor
         return slope.flatten(0, 1), bend.flatten(0, 1)
@@ -144,7 +145,7 @@ class Latents:
 
     @property
     def means(self) -> tuple[Tensor, ...]:
-        """Detached."""
+        """The means of all blocks, detached."""
         return tuple(part.mean.detach() for part in self.parts)
 
     def place(self, noise: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -159,15 +160,15 @@ class Latents:
         )
 
     def moments(self, at: Sensitivity) -> Moments:
-        """The slope and bend that ``at`` is of; value 0."""
+        """The slope and bend that belong to the gradients ``at``; value 0."""
         parts = zip(self.parts, at.mean, at.covariance, strict=True)
         slopes, bends = zip(*(part.moments(*gradients) for part, *gradients in parts), strict=True)
         return Moments(slopes[0].new_zeros(len(slopes[0])), slopes, bends)
 
     def expand(self, moments: Moments, mixing: Tensor) -> Tensor:
-        """The expected log-likelihood summed over components with weights ``mixing`` (K,) and over
-        examples: its value, and as function of the posterior right to first order, which is all that a
-        gradient sees. The derivative in a weight is the expectation under its component."""
+        """The expected log-likelihood, summed over examples, and over components with weights ``mixing``
+        (K,). As a function of the posterior it is right to first order, which is all that a gradient sees.
+        The derivative in a component's weight is the expectation under that component."""
         at = self.sensitivity(moments)
         value = moments.value.to(self.parts[0].mean).reshape(self.parts[0].mean.shape[:2])
         total = (mixing @ value).sum()
@@ -183,15 +184,16 @@ class Latents:
 
 @dataclass(frozen=True)
 class Sites(Entries):
-    """A log-likelihood as a quadratic in the functions: what a batch of examples has to say.
+    """The log-likelihood of a batch of examples, approximated by a quadratic in the functions.
 
-    log p(y | h) is replaced by r^T h - h^T Lambda h / 2 for each function, so that it has the sensitivities
-    that were estimated. A quadratic stays what it is when the posterior moves, which makes it a memory; and
-    a posterior whose likelihood is quadratic is known in closed form, which makes it an optimiser. T R + R
-    T^2 numbers per example: far fewer than a gradient in the inducing values.
+    log p(y | h) is replaced by r^T h - h^T Lambda h / 2 for each function, such that it has the
+    sensitivities that were estimated. A quadratic stays the same when the posterior moves, so it can serve
+    as a memory; and a posterior under a quadratic log-likelihood is known in closed form, which is what
+    natural gradients use. It takes T R + R T^2 numbers per example: far fewer than a gradient in the
+    inducing values.
 
-    One entry per block. linear : (K, B, T, R) r; precision : (K, B, R, T, T) Lambda; of a shared block (P,)
-    and (P,) or (P, P), summed over the batch."""
+    One entry per block. linear : (K, B, T, R) r; precision : (K, B, R, T, T) Lambda; for a shared block
+    (P,) and (P,) or (P, P), summed over the batch."""
 
     linear: tuple[Tensor, ...]
     precision: tuple[Tensor, ...]
@@ -204,18 +206,18 @@ class Sites(Entries):
         return Sites(tuple(slope + apply(p, m) for slope, p, m in parts), precision)
 
     def sensitivity(self, latent: Latents) -> Sensitivity:
-        """What the quadratic's expectation does when ``latent`` moves."""
+        """Gradients of the quadratic's expectation under ``latent``."""
         parts = zip(self.linear, self.precision, latent.means, strict=True)
         mean = tuple(r - apply(p, m) for r, p, m in parts)
         return Sensitivity(mean, tuple(-0.5 * p for p in self.precision))
 
     def towards(self, other: Sites, rate: float) -> Sites:
-        """(1 - rate) of this and rate of the other."""
+        """The average of this, with weight 1 - rate, and the other, with weight rate."""
         return self.map(lambda a, b: a.lerp(b, rate), other)
 
 
 def apply(precision: Tensor, mean: Tensor) -> Tensor:
-    """The precision of each function times its mean, (K, B, T, R), or of shared ones (P,)."""
+    """The precision of each function times its mean, (K, B, T, R), or (P,) for shared functions."""
     if mean.dim() == 1:
         return precision * mean if precision.dim() == 1 else precision @ mean
     return (precision @ mean.mT[..., None])[..., 0].mT

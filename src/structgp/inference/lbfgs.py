@@ -1,5 +1,7 @@
-"""L-BFGS: SciPy's on the CPU; for searches of few steps, and on a GPU, a plain one, without SciPy's work
-for bounds: some tenth of a small fit. On a GPU only numbers are copied to the CPU, no vectors."""
+"""L-BFGS: SciPy's on the CPU, but a plain one for searches of few steps and on a GPU.
+
+The plain one does without SciPy's work for bounds, which takes some tenth of a small fit. On a GPU, it
+copies only numbers to the CPU, no vectors."""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ Objective = Callable[[Tensor], tuple[float, Tensor]]
 def minimize(
     objective: Objective, start: Tensor, *, steps: int, memory: int, tolerance: float = 2.2e-9
 ) -> tuple[Tensor, float]:
-    """Where ``objective`` is least, about, and its value there.
+    """An approximate minimum of ``objective``, and the value there.
 
-    steps : at most. memory : steps whose differences stand for the curvature. tolerance : a step that gains
-    less than this share of the value is the last; the default is SciPy's. Cost O(memory P) per step beside
-    the objective."""
+    steps : largest number of steps. memory : number of past steps that stand for the curvature. tolerance :
+    a step that gains less than this share of the value is the last; the default is SciPy's. Cost O(memory
+    P) per step beside the objective."""
     if start.device.type != "cpu":
         return climb_down(objective, start, steps=steps, memory=memory, tolerance=tolerance)
 
@@ -42,24 +44,24 @@ def _of_arrays(objective: Objective) -> Callable[[np.ndarray], tuple[float, np.n
 
 
 FIRST_LENGTH = 1.0
-"""Of a step that knows nothing of the curvature, as SciPy's."""
+"""Length of a step while nothing is known of the curvature, the same as SciPy's."""
 
 TRIES, ENOUGH = 12, 1e-4
-"""Lengths that are tried along a direction, at most; and the share of the gain promised by the slope that a
-step has to reach."""
+"""Largest number of lengths that are tried along a direction; and the share of the gain promised by the
+slope that a step has to reach."""
 
 Known = tuple[Any, Any, float]
-"""A step, what it changed in the gradient, and 1 over their inner product. Arrays on the CPU, where they
-take half the time of tensors; tensors elsewhere."""
+"""A step, the change of the gradient along it, and 1 over their inner product. Arrays on the CPU, where
+they take half the time of tensors; tensors elsewhere."""
 
 
 def climb_down(
     objective: Objective, start: Tensor, *, steps: int, tolerance: float, memory: int | None = None
 ) -> tuple[Tensor, float]:
-    """Where ``objective`` is less than at ``start``, and its value there. It is meant to be convex: steps
-    along which the slope falls tell nothing of the curvature. At most ``steps``, the last of which gains
-    less than ``tolerance`` of the value; the last ``memory`` are remembered, or all of them. Cost of a
-    step: most often one call of the objective, and O(memory P)."""
+    """A point where ``objective`` is less than at ``start``, and its value there. The objective should be
+    convex: steps along which the slope falls are not used to estimate the curvature. Takes at most
+    ``steps`` steps, and ends with one that gains less than ``tolerance`` of the value; remembers the last
+    ``memory`` of them, or all. Cost per step: most often one call of the objective, and O(memory P)."""
     if start.device.type != "cpu":
         return descend(objective, start, steps, tolerance, memory)
     x, value = descend(_of_arrays(objective), start.numpy(), steps, tolerance, memory)
@@ -83,7 +85,7 @@ def descend(
             new_value, new_slope = at(new)
             if new_value <= value + ENOUGH * length * falls:
                 break
-            # Where the parabola through what is known is lowest, within reason.
+            # The minimum of the parabola through what is known, within limits.
             bend = new_value - value - length * falls
             length *= min(0.5, max(0.1, -0.5 * length * falls / bend if 0 < bend < np.inf else 0.1))
         else:
@@ -101,7 +103,7 @@ def descend(
 
 
 def _direction(known: Sequence[Known], slope: Any) -> Any:
-    """Minus the inverse of the curvature, so far as it is known, times the slope."""
+    """Minus the slope times the inverse of the curvature, as far as ``known`` tells it."""
     d, shares = -slope, []
     for step, change, rho in reversed(known):
         shares.append(rho * float(step @ d))

@@ -31,21 +31,22 @@ from structgp.structures import Structure
 Callback = Callable[[StepInfo], bool | None]
 
 LARGE = 31 << 18
-"""Numbers in 31 MB. Until an array of that size has been freed, glibc returns the memory of smaller ones to
-the system, which clears it anew each time: up to a third of a fit."""
+"""Number of single-precision numbers in 31 MB. Until an array of that size has been freed, glibc returns
+the memory of smaller ones to the system, which clears it anew each time; that takes up to a third of a
+fit."""
 
 PATIENCE = 2
-"""Steps in a row that may fail to lower the loss on dev data."""
+"""Number of steps in a row that fail to lower the loss on dev data after which a fit stops."""
 
 
 @dataclass
 class History:
     """How a fit went.
 
-    optimizer, reason, gradient : what was picked and why, and the gradient estimator. steps : one entry per
-    step. elbo : of the last step. fresh_elbo : the bound on draws that nothing was fitted to; in
-    expectation the two bracket the optimum. stopped : 'converged', 'limit' or 'interrupted'. evaluations :
-    likelihoods computed, sequences times draws, over all steps."""
+    optimizer, reason, gradient : the optimiser, why it was chosen, and the gradient estimator. steps : one
+    entry per step. elbo : bound of the last step. fresh_elbo : the bound on draws that nothing was fitted
+    to; in expectation the two bracket the optimum. stopped : 'converged', 'limit' or 'interrupted'.
+    evaluations : likelihoods computed, sequences times draws, over all steps."""
 
     optimizer: str
     reason: str
@@ -60,7 +61,7 @@ class History:
 
 @dataclass
 class Best:
-    """The lowest loss so far, the posterior that had it, and the steps since then."""
+    """The lowest loss so far, the posterior that had it, and the number of steps since then."""
 
     loss: float = float("inf")
     posterior: dict[str, torch.Tensor] | None = None
@@ -77,7 +78,7 @@ class Watch:
     best: Best = field(default_factory=Best)
 
     def enough(self) -> bool:
-        """Whether to stop."""
+        """True if the fit should stop."""
         loss = self.loss()
         if loss < self.best.loss:
             self.best = Best(loss, self.posterior.snapshot())
@@ -99,8 +100,8 @@ def make_batches(
     together: Processes = ALONE,
     layers: int = 1,
 ) -> list[Batch]:
-    """Training batches of similar length, without the sequences that have no tokens or no weight. Each of
-    several processes has its share."""
+    """Training batches of sequences of similar length, without those that have no tokens or no weight. Each
+    of several processes makes batches of its share."""
     lengths = [len(r) for r in rows]
     if weights is not None:
         lengths = [n if w > 0 else 0 for n, w in zip(lengths, weights, strict=True)]
@@ -120,29 +121,29 @@ def make_batches(
 
 
 def _placed(posterior: Posterior, batches: Sequence[Batch], device: str) -> Sequence[Batch]:
-    """Moves the posterior, and the batches; those on disk stay there, and move when they are read."""
+    """Moves the posterior and the batches to the device; batches on disk move when they are read."""
     posterior.to(device)
     return batches.to(device) if isinstance(batches, ShardBatches) else [b.to(device) for b in batches]
 
 
 _lock = threading.Lock()
 _limits: list[Any] = []
-"""One entry per fit that runs now, all the same: what the first of them found."""
+"""One entry per fit that is running now, all equal: the limits that the first of them found."""
 
 
 @cache
 def _openblas() -> Any:
-    """Found once: looking through all libraries of the process takes milliseconds."""
+    """The controller of OpenBLAS, kept: looking through all libraries of the process takes milliseconds."""
     scipy.optimize  # noqa: B018  loads what is looked for
     return ThreadpoolController().select(internal_api="openblas")
 
 
 @contextmanager
 def one_thread_for_vectors() -> Iterator[None]:
-    """SciPy's L-BFGS adds and multiplies vectors in OpenBLAS, whose threads spin while they wait: several
-    times the work where cores are shared. torch has a BLAS of its own.
+    """Limits OpenBLAS to one thread. SciPy's L-BFGS adds and multiplies vectors in OpenBLAS, whose threads
+    spin while they wait: several times the work where cores are shared. torch has a BLAS of its own.
 
-    Fits may overlap, in threads of the caller's: the last to end sets back what the first one found."""
+    Fits may overlap, in threads of the caller: the last one to end restores what the first one found."""
     with _lock:
         _limits.append(_limits[0] if _limits else _openblas().limit(limits=1))
     try:
@@ -172,12 +173,12 @@ def train(
     together: Processes = ALONE,
     on_fresh_draws: bool = True,
 ) -> History:
-    """Fits ``posterior`` in place. estimator : of the expected log-likelihood. device : where all of it is
-    computed; the posterior comes back afterwards. callback : sees every step; if it returns True, the fit
-    stops and keeps what it has reached. checkpoint : if its file exists the fit goes on from it; it is
-    written after steps, and the caller removes it. watch : may end the fit, and has the last word on the
-    posterior. together : the other processes, with other batches. on_fresh_draws : whether to compute the
-    bound on those at the end."""
+    """Fits ``posterior`` in place. estimator : for the expected log-likelihood. device : where everything
+    is computed; the posterior moves back afterwards. callback : is given every step; if it returns True,
+    the fit stops and keeps what it has reached. checkpoint : if its file exists, the fit goes on from it;
+    it is written after steps, and the caller removes it. watch : may end the fit; afterwards the posterior
+    is the one with the lowest loss. together : all processes that share the fit. on_fresh_draws : whether
+    to compute the bound on fresh draws at the end."""
     home = posterior.node.m.device
     torch.empty(LARGE)  # freed at once, which teaches the allocator to keep what is freed later
     if torch.device(device).type != "cpu":
@@ -192,7 +193,7 @@ def train(
     while True:
         state, info = _step(optimizer, problem, state, checkpoint if len(steps) == resumed else None)
         steps.append(info)
-        # A batch of many says little of whether the fit as a whole gets better.
+        # One batch of many says little about whether the fit as a whole gets better.
         within_pass = isinstance(state, MinibatchState) and bool(state.order)
         stop = watch is not None and not within_pass and watch.enough()
         stop = (callback is not None and bool(callback(info))) or stop
@@ -224,8 +225,8 @@ def _first_state(
     saved: Reached | None,
     watch: Watch | None,
 ) -> Any:
-    """The optimiser's state at its start, or where a checkpoint has left it; then problem and watch are set
-    too, in place."""
+    """The optimiser's state at its start, or as a checkpoint holds it; in the latter case, problem and
+    watch are restored too, in place."""
     if saved is None:
         return optimizer.start(problem, generator)
     problem.memory, state, folder = saved.memory, saved.state, getattr(optimizer, "sites_folder", None)
@@ -240,8 +241,8 @@ def _first_state(
 
 
 def _step(optimizer: Optimizer, problem: Problem, state: Any, kept: Keeper | None) -> tuple[Any, StepInfo]:
-    """One step. kept : the checkpoint that the state has just come from; a state that no step can be made
-    of is its fault."""
+    """One step. kept : the checkpoint that the state has just been read from; if the step fails, the
+    checkpoint is to blame."""
     try:
         return optimizer.step(problem, state)
     except (StructgpError, MemoryError):

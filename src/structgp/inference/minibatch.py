@@ -2,16 +2,16 @@
 
 The posterior is the prior times one Gaussian factor per batch, its site: a precision and a linear term for
 each weight that occurs in the batch; a score of a table counts as a weight that occurs everywhere. A visit
-takes the batch's site out, which leaves a Gaussian that knows all but this batch; fits the batch under it
-as its prior, means by L-BFGS on draws, precisions from the curvature, as ``second_order`` does for all data
-at once; and puts what has changed back as the new site. Where no visit changes anything any more, the sum
-of all slopes is zero: that is the optimum of the whole bound (partitioned variational inference, Bui et al.
-2018).
+takes the batch's site out, which leaves a Gaussian that knows all but this batch; fits the batch with that
+Gaussian as its prior, means by L-BFGS on draws, precisions from the curvature, as ``second_order`` does for
+all data at once; and puts what has changed back as the new site. Where no visit changes anything any more,
+the sum of all slopes is zero: that is the optimum of the whole bound (partitioned variational inference,
+Bui et al. 2018).
 
 A visit touches the weights of its batch alone: its cost does not depend on how many batches there are, nor
-on how many weights. Memory beside the features themselves: one batch of draws, a few numbers for each
-weight, and the sites, 2 R numbers for each weight that a batch has and R for each of its places, which may
-be on disk.
+on how many weights. Memory, beside the features themselves: one batch of draws, a few numbers per weight,
+and the sites, which may be on disk. A batch's sites take 2 R numbers for each of its weights, and R for
+each of its rows.
 
 Several processes visit batches of their own at once, and add up what has changed after each round of visits
 (``rounds``)."""
@@ -35,32 +35,34 @@ from structgp.inference.problem import LearnScales, Problem, StepInfo
 from structgp.inference.rounds import Agreement, Round
 
 SALT = 1_000_003
-"""Between the numbers of a sequence in one pass and in the next, so that each has noise of its own."""
+"""Difference between a sequence's numbers in one pass and in the next, so that each pass has noise of its
+own."""
 
 FEW, MANY = (500, 8, 16), (4_000, 4, 2)
-"""Tokens of a batch, steps and draws of a visit. Of much data there are batches enough for the others' say
-to change before a batch's own is worth knowing well."""
+"""Tokens per batch, and steps and draws per visit, for little and for much data. With much data there are
+so many batches that what the others say changes before it pays to fit one batch closely."""
 
 MANY_TOKENS = 50_000
 
 ON_GPU = 16_000
-"""Tokens of a batch of much data on a GPU, where a visit to few takes as long as one to many: its work is
-asked for in steps too small for a GPU. With a quarter of the visits, the bound of a fit to 9,000 generated
-sentences (``benchmarks.conll_sized``) ended 214 nats higher."""
+"""Tokens per batch of much data on a GPU, where a visit to a small batch takes as long as one to a large
+batch: its operations are too small for a GPU. With a quarter of the visits, the bound of a fit to 9,000
+generated sentences (``benchmarks.conll_sized``) ended 214 nats higher."""
 
 AT_ONCE = 4_096
 
 
 @dataclass
 class MinibatchState:
-    """sites : of each batch, one per block; None before its first visit. precision, linear : (M, R) of
-    each block, of all sites together; known : the same of what the posterior knew at the start, which
-    stays. held : (M, R) of each block, by how much its precision in ``known`` is raised during the fit.
-    values : (n,) E[log p] of each batch at its last visit, nan before the first. scale : (R,) of
-    each block, by how much the functions' variances have grown. divergence : from the prior, less what was
-    known. moved : whether the kernel has since the last pass. order : batches still to come in this pass.
-    bounds : at the end of each pass since the kernel last moved. known_at_start : log of what ``known``
-    makes of the prior's mass, so that the bound is of the new data."""
+    """State between visits. sites : for each batch, one per block; None before its first visit. precision,
+    linear : (M, R) of each block, summed over all sites and ``known``. known : for each block, the
+    precision and linear term that the posterior had at the start, which stay. held : (M, R) of each block,
+    by how much the precision in ``known`` is raised during the fit. values : (n,) E[log p] of each batch at
+    its last visit, nan before the first. scale : (R,) of each block, by how much the functions' variances
+    have grown. divergence : that from the prior, minus the expectation of what was known. moved : whether
+    the kernel has moved since the last pass. order : batches still to come in this pass. bounds : the bound
+    at the end of each pass since the kernel last moved. known_at_start : log of the integral of the prior
+    times ``known``, which is subtracted so that the bound is that of the new data."""
 
     generator: torch.Generator
     noise: list[Tensor]
@@ -83,26 +85,26 @@ class MinibatchState:
 
 @dataclass(frozen=True)
 class Minibatch:
-    """Sites batch by batch, in weight space.
+    """Fits sites batch by batch, in weight space.
 
     Parameters
     ----------
-    batch_tokens : tokens of a batch, about; None for what suits the data, see ``paced``.
-    n_draws : S of each visit, antithetic, so even; None for what suits the data.
-    steps : of L-BFGS in a visit, at most; None for what suits the data.
+    batch_tokens : tokens per batch, about; None for what suits the amount of data, see ``paced``.
+    n_draws : S, draws per visit; antithetic, and so an even number; None for what suits the data.
+    steps : largest number of L-BFGS steps per visit; None for what suits the data.
     tolerance : the bound has settled when a pass changes it by less, in nats per sequence.
-    max_passes : stop here at the latest.
-    learn_scales : as 'second-order' has it: False, 'transitions' or 'all'.
-    learning_rounds : with 'all', the kernel moves so often, after every second pass; of much data, after
-        each: with many batches one pass brings the posterior close enough.
-    goes_on : what the posterior knows at the start is the say of data seen before, and stays: the old
-        posterior is the prior of the new data.
+    max_passes : largest number of passes over the data.
+    learn_scales : as in 'second-order': False, 'transitions' or 'all'.
+    learning_rounds : with 'all', the number of times that the kernel moves: after every second pass, or
+        with much data after each pass, since with many batches one pass brings the posterior close enough.
+    goes_on : whether the posterior at the start has learned from earlier data: it then is the prior of the
+        new data.
     hold : with ``goes_on``, factor on the precision of what was known, at the same mean, while the new data
-        are fitted. Independent weights forget that features which come together are only sure together:
-        where all A features of a token move as one, the old data are up to A times as firm as their
-        weights' own precisions say. The posterior that comes out has the plain precisions.
-    sites_folder : where sites are kept; None for in memory.
-    single : whether a visit computes in single precision, with one draw of a weight for all of its batch;
+        are fitted. A posterior of independent weights forgets that the weights of features which occur
+        together are correlated: if all A features of a token move as one, the old data are up to A times as
+        firm as the precisions of the single weights say. The final posterior has the plain precisions.
+    sites_folder : folder where sites are kept; None keeps them in memory.
+    single : whether a visit computes in single precision, with one draw of each weight for the whole batch;
         None for what suits the data."""
 
     batch_tokens: int | None = None
@@ -119,7 +121,7 @@ class Minibatch:
     name = "minibatch"
 
     def paced(self, n_tokens: int, device: str = "cpu") -> Minibatch:
-        """The same, with what was left open as it suits so many tokens."""
+        """A copy whose open parameters are set to what suits this number of tokens."""
         many = n_tokens >= MANY_TOKENS
         tokens, steps, n_draws = MANY if many else FEW
         tokens = ON_GPU if many and device != "cpu" else tokens
@@ -159,14 +161,14 @@ class Minibatch:
         return state
 
     def step(self, problem: Problem, state: MinibatchState) -> tuple[MinibatchState, StepInfo]:
-        """One visit, or of several processes one round of visits. Cost of a visit O(steps S B T (V^2 + A
+        """One visit, or with several processes one round of visits. Cost of a visit O(steps S B T (V^2 + A
         R)); O(M R) more at the end of a pass, and of a round."""
         if not state.order:
             state.order = torch.randperm(len(problem.batches), generator=state.generator).tolist()
         settled = False
         with torch.no_grad():
             evaluations = self._round(problem, state)
-            seen = ~state.values.isnan()  # in the first pass, batches to come stand as the others do
+            seen = ~state.values.isnan()  # in the first pass, batches to come count like the others
             share = problem.sizes[seen].sum() / problem.sizes.sum()
             value = state.values[seen].sum() / share - state.known_at_start
             divergence = value.new_tensor(state.divergence)
@@ -179,8 +181,8 @@ class Minibatch:
         return state, StepInfo(state.iteration - 1, elbo, evaluations, finished, settled)
 
     def _round(self, problem: Problem, state: MinibatchState) -> int:
-        """The visits of this process until it hears of the others again. Returns likelihoods computed, by
-        all processes."""
+        """The visits of this process until its next exchange with the others. Returns the number of
+        likelihoods computed, by all processes."""
         together, evaluations = problem.together, 0
         n, n_blocks = len(problem.batches), len(problem.posterior.blocks)
         next_ = Round.next(state.order, n, n_blocks, state.generator, together)
@@ -193,14 +195,16 @@ class Minibatch:
         if agreement is not None:
             evaluations = agreement.reach(next_, state.values, evaluations, state.sites)
             place(problem.posterior, state)
-            # That of the first process, so that all of them decide alike where their rounding differs.
+            # The divergence of the first process, so that all decide alike even where their rounding
+            # differs.
             own = _divergence(problem, state) if together.is_first else 0.0
             (first,) = together.sum(state.values.new_tensor([own]))
             state.divergence = float(first)
         return evaluations
 
     def _visit(self, problem: Problem, state: MinibatchState, i: int, seeds: list[int]) -> int:
-        """Takes the sites of batch i out and puts new ones in. Returns likelihoods computed."""
+        """Takes the sites of batch i out and puts new ones in. Returns the number of likelihoods
+        computed."""
         visit = _Visit(problem, state, i, seeds, bool(self.single) and problem.structure.takes_single)
         unsure = visit.is_again and (state.moved or not self.single)
         steps = self.steps or FEW[1]
@@ -211,7 +215,7 @@ class Minibatch:
         return (calls + 1) * visit.n_draws * len(problem.batches[i])
 
     def _end_pass(self, problem: Problem, state: MinibatchState, elbo: float) -> bool:
-        """Whether it is over."""
+        """Ends a pass: moves the scales and updates the posterior. Returns True if the fit has settled."""
         if self.single:
             place(problem.posterior, state)
         if self.learn_scales:
@@ -240,8 +244,8 @@ class Minibatch:
 
 
 class _Visit:
-    """One batch under what all others say: the weights that occur in it, their priors without the batch's
-    own sites, and draws of them."""
+    """One batch with what all others say as its prior: the weights that occur in it, their Gaussians
+    without the batch's own sites, and draws of them."""
 
     def __init__(
         self, problem: Problem, state: MinibatchState, i: int, seeds: list[int], single: bool
@@ -284,7 +288,7 @@ class _Visit:
         return Others(*given)
 
     def _known(self, k: int) -> tuple[Tensor, Tensor] | None:
-        """Of the batch's weights, what was known at the start."""
+        """What was known at the start about the weights of the batch."""
         if self.state.known is None:
             return None
         precision, linear = self.state.known[k]
@@ -302,7 +306,7 @@ class _Visit:
         return float(total), [s.to(h).reshape(h.shape) for s, h in zip(slopes, functions, strict=True)]
 
     def put_back(self, duals: list[Tensor], functions: list[Tensor], value: float) -> None:
-        """The new sites, in the place of the old ones. value : E[log p] there."""
+        """Puts the new sites in place of the old ones. value : E[log p] there."""
         problem, state, i = self.problem, self.state, self.i
         parts = zip(functions, self.offsets, strict=True)
         bends = self._fixed.bends([h.view(offset.shape[1:]) for h, offset in parts])
@@ -315,13 +319,13 @@ class _Visit:
             state.divergence += divergence - self.divergence
 
     def place(self) -> None:
-        """The posterior that the sites make, at the weights of the batch."""
+        """Updates the posterior at the weights of the batch, from the sites."""
         for k, block in enumerate(self.blocks):
             at = self.index[k]
             block.place(self.state.precision[k][at], self.state.linear[k][at], self.here[k].prior_sd, at)
 
     def _new_site(self, k: int, bend: Tensor, dual: Tensor) -> tuple[Site, float]:
-        """As it is kept, and the divergence with it. Put in."""
+        """Puts in the new site; returns it as it is stored, and the divergence with it."""
         prior, others, scale = self.priors[k], self.others[k], self.state.scale[k]
         if self.blocks[k].shared:
             bend = bend.sum(0).reshape(1, -1)
@@ -336,14 +340,14 @@ class _Visit:
 
 
 def _divergence(problem: Problem, state: MinibatchState) -> float:
-    """From the prior, less what was known at the start: all of it anew, so that the rounding of one pass
-    does not go on into the next. Cost O(M R)."""
+    """The divergence from the prior, minus the expectation of what was known at the start. All of it is
+    computed anew, so that rounding errors of one pass do not go on into the next. Cost O(M R)."""
     return float(problem.posterior.divergence(problem.entropy)) - known_value(problem.posterior, state)
 
 
 @torch.no_grad()
 def known_value(q: Posterior, state: MinibatchState) -> float:
-    """E of the log of what was known at the start, up to a constant."""
+    """The expected log of what was known at the start, up to a constant."""
     total = 0.0
     for block, known in zip(q.blocks, state.known or [], strict=state.known is not None):
         if not block.is_silent:
@@ -365,8 +369,8 @@ def _hold(q: Posterior, state: MinibatchState, times: float) -> None:
 
 
 def settle(q: Posterior, state: Any) -> None:
-    """After a fit that stopped within a pass: visits to much data leave the posterior as it was. Nothing is
-    done for the states of other fits."""
+    """Updates the posterior after a fit that stopped within a pass: with much data, visits do not do so.
+    Does nothing for the states of other optimisers."""
     if isinstance(state, MinibatchState) and state.order:
         place(q, state)
 
@@ -374,7 +378,7 @@ def settle(q: Posterior, state: Any) -> None:
 @torch.no_grad()
 def release(q: Posterior, state: Any) -> None:
     """After a fit: gives the posterior the precision that it has without ``Minibatch.hold``, at the same
-    mean. Nothing is done for the states of other fits."""
+    mean. Does nothing for the states of other optimisers."""
     if not isinstance(state, MinibatchState) or state.held is None:
         return
     for k, block in enumerate(q.blocks):
@@ -387,8 +391,7 @@ def release(q: Posterior, state: Any) -> None:
 
 @torch.no_grad()
 def place(q: Posterior, state: MinibatchState) -> None:
-    """The posterior that prior and sites make, at all weights; some at a time, which a cache has room
-    for."""
+    """Updates the posterior at all weights from prior and sites, in chunks that fit into a cache."""
     for block, precision, linear in zip(q.blocks, state.precision, state.linear, strict=True):
         prior_sd = block.prior_sds()
         for start in range(0, len(prior_sd), AT_ONCE):

@@ -1,15 +1,15 @@
 """Natural gradients through quadratic sites: second order for any likelihood, from values alone.
 
-Each batch is held as a quadratic in its latent values (``Sites``). A step estimates the quadratic that fits
-log p under the posterior as it is, moves the one held a part of the way to it, and sets the posterior to
-the exact answer for the quadratics held:
+The log-likelihood of each batch is held as a quadratic in its latent values (``Sites``). A step estimates
+the quadratic that fits log p under the current posterior, moves the held quadratic part of the way towards
+it, and sets the posterior to the exact one under all held quadratics:
 
     S_j^-1 = I + sum_n A_n^T Lambda_nj A_n,    m_j = S_j sum_n A_n^T r_nj.
 
 That is a natural-gradient step in the bound (Khan and Lin, 2017), and the part of the way is its length.
-Once the bound rises slowly, each step is a little shorter than the one before, so that the quadratics held
-are the mean of all that have been estimated since: no draw is wasted. Where the estimator works from values
-alone, the quadratics held are its control variate."""
+Once the bound rises slowly, each step is a little shorter than the one before, such that the held
+quadratics are the mean of all that have been estimated since: no draw is wasted. Where the estimator works
+from values alone, the held quadratics are its control variate."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from structgp.inference.latents import ExampleLatent, Latents, Sensitivity, Shar
 from structgp.inference.problem import LearnScales, Problem, StepInfo, refuse_kernel
 
 UPWARD_SHARES = (0.5, -1.0)
-"""What is used of the part that bends up where all of it leaves no posterior. -1 turns it round: a
-direction that bends up by much is then one to move little in, as in a saddle-free Newton step. At 0 it
-would be one to move far in."""
+"""Factors on the part of a quadratic that bends up, tried in turn where all of it leaves no posterior. -1
+turns it round: a direction that bends up strongly is then one to move little in, as in a saddle-free Newton
+step. At 0 it would be one to move far in."""
 
 WORSE = 6.0
 """Standard errors by which the bound must have fallen for a step to be taken back."""
@@ -34,9 +34,9 @@ WORSE = 6.0
 SHORTEST = 1e-3
 
 SLOWLY = 5.0
-"""Times the tolerance: where the mean bound of a few steps rises by less, and the estimator works from
-values alone, averaging begins. Chosen on the training data of one fold of the segmentation task, between 5
-and 25: with 25 the fit ended at a bound of -23.400, with 5 at -23.388."""
+"""Factor on the tolerance: averaging begins where the mean bound of a few steps rises by less, and the
+estimator works from values alone. Chosen on the training data of one fold of the segmentation task, between
+5 and 25: with 25 the fit ended at a bound of -23.400, with 5 at -23.388."""
 
 FEW_DRAWS = 128
 """Before averaging begins, estimators that work from values alone use half of their draws, but no fewer."""
@@ -50,7 +50,8 @@ AMPLITUDE_PRIOR_SD = 1.5
 @dataclass(frozen=True)
 class Look:
     """What one pass over the data found at a posterior: the bound and the variance of its estimate, the
-    quadratics that fit there, and the derivative in the log-amplitude. posterior, sites : where it was."""
+    quadratics that fit there, and the derivative in the log-amplitude. posterior, sites : those at which it
+    was made."""
 
     elbo: float
     variance: float
@@ -64,9 +65,10 @@ class Look:
 
 @dataclass
 class NaturalState:
-    """sites : of each batch, None before the first step. rate : part of the way, times ``trust``, which
-    falls where steps do harm. best : the highest bound seen. last : the last look that was not worse for
-    certain. averaged : steps since averaging began; None before."""
+    """State between steps. sites : for each batch, None before the first step. rate : the part of the way
+    that a step goes, times ``trust``, which falls where steps do harm. best : the highest bound seen.
+    last : the last look whose bound was not certainly worse. averaged : number of steps since averaging
+    began; None before."""
 
     generator: torch.Generator
     plateau: Plateau
@@ -86,15 +88,16 @@ class Natural:
 
     Parameters
     ----------
-    rate : of the first steps. All labels move at once, each as if the others stood still: above one half
-        that overshoots.
-    window, tolerance : stop where the mean bound of so many steps is no more than so many nats per sequence
-        above the best one before, once the steps are short enough.
-    reductions : how short that is: the first rate, halved so often less one.
-    max_steps : stop here at the latest. It also stops, as at a limit, where even the shortest step made the
-        bound worse.
+    rate : rate of the first steps. All labels move at once, each as if the others stood still, which
+        overshoots at rates above one half.
+    window, tolerance : stop where the mean bound of ``window`` steps is less than ``tolerance`` nats per
+        sequence above the best one before, once the steps are short enough.
+    reductions : steps are short enough once the first rate has been halved this many times less one.
+    max_steps : largest number of steps. The fit also stops, as at this limit, where even the shortest step
+        made the bound worse.
     learn_scales : False, 'transitions' or True (the amplitude too).
-    gradient, n_draws : name and draws of the gradient estimator, which ``structgp.plan`` chooses."""
+    gradient, n_draws : name and number of draws of the gradient estimator, which ``structgp.plan``
+        chooses."""
 
     rate: float = 0.5
     window: int = 6
@@ -115,8 +118,8 @@ class Natural:
             remedy = "use inference='adam' for a mixture, 'second-order' for weights"
             raise InputError("inference", "'natural' fits one Gaussian of inducing values", remedy)
         refuse_kernel(self.learn_scales, self.name)
-        # Averaging would slow down an amplitude that is learned as well: that has to settle first. And
-        # draws that bring gradients are cheap: these fits can afford to leave a plateau.
+        # Averaging would slow down an amplitude that is learned too: that has to settle before averaging
+        # begins. And draws with gradients are cheap: such fits can afford to wait for a full plateau.
         early = not self.moves_amplitude and not problem.estimator.needs_gradient
         window, slowly = (max(1, self.window // 2), SLOWLY) if early else (self.window, 1.0)
         plateau = Plateau(window, slowly * self.tolerance * problem.n_counted)
@@ -129,9 +132,9 @@ class Natural:
             last = state.last
             noise = WORSE * (look.variance + (last.variance if last else 0.0)) ** 0.5
             if last is not None and look.elbo < state.best - noise:
-                # A step that made it worse for certain is taken back. The next look is at the old place
-                # with fresh draws, and steps from there are shorter. It may have been luck that the step
-                # was measured by: less so each time.
+                # A step that certainly made the bound worse is taken back. The next look is at the old
+                # posterior with fresh draws, and steps from there are shorter. The best bound may have been
+                # a lucky estimate, so it is lowered a little each time.
                 problem.posterior.load_state_dict(last.posterior)
                 state.sites, state.last, elbo = last.sites, None, last.elbo
                 state.trust, state.best = 0.5 * state.trust, state.best - noise / 16
@@ -149,7 +152,7 @@ class Natural:
         return state, StepInfo(state.iteration - 1, elbo, look.evaluations, finished, converged)
 
     def _is_settled(self, problem: Problem, state: NaturalState) -> bool:
-        """Whether the fit is over; shortens the steps."""
+        """True if the fit is over; shortens the steps."""
         stalled = state.plateau.is_full and state.plateau.look()
         if state.averaged is None:
             if stalled:
@@ -161,16 +164,16 @@ class Natural:
         return stalled and state.rate <= self.rate * 0.5 ** (self.reductions - 1)
 
     def _move(self, problem: Problem, state: NaturalState, look: Look) -> None:
-        """Sites part of the way to where the look found them, the posterior to the answer for them, and the
-        scales."""
+        """Moves the sites part of the way to those that the look found, sets the posterior to the exact one
+        under them, and moves the scales."""
         # The first sites of all come from nothing: quadratics of zero.
         moved = [
             (new.map(torch.zeros_like) if old is None else old).towards(new, state.rate * state.trust)
             for old, new in zip(state.sites, look.targets, strict=True)
         ]
         if not set_posterior(problem, moved):
-            # Under a likelihood that is not concave, or under noise, the quadratics may bend up by more
-            # than the prior bends down, and have no posterior.
+            # Under a likelihood that is not concave, or with noise, the quadratics may bend up by more than
+            # the prior bends down; then there is no posterior.
             split = [_split(site, at) for site, at in zip(moved, look.latents, strict=True)]
             for share in UPWARD_SHARES:
                 moved = [down.plus(up, share) for down, up in split]
@@ -183,7 +186,7 @@ class Natural:
             problem.posterior.fit_tables()
 
     def _move_amplitude(self, problem: Problem, state: NaturalState, slope: float) -> None:
-        """One step of Adam, shorter as the rate is, but less so: it is a step, and nothing is averaged."""
+        """One step of Adam. It becomes shorter with the rate, but less so: nothing is averaged here."""
         node, (first, second) = problem.posterior.node, state.amplitude_momentum
         slope -= float(node.log_amplitude) / AMPLITUDE_PRIOR_SD**2
         first, second = 0.7 * first + 0.3 * slope, 0.9 * second + 0.1 * slope**2
@@ -208,7 +211,7 @@ def _look(problem: Problem, state: NaturalState) -> Look:
         targets.append(Sites.of(latent, at))
         latents.append(latent)
         expected += found.moments.value.sum()
-        # Unknown, from one replicate: then nothing is certain.
+        # Unknown if there was only one replicate: then no fall of the bound is certain.
         variance += float(found.variance.value.nan_to_num(torch.inf).sum())
         evaluations += found.evaluations
         slope += float(amplitude_slope(latent, at).sum())
@@ -225,8 +228,9 @@ def amplitude_slope(latent: Latents, at: Sensitivity) -> Tensor:
 
 
 def _split(site: Sites, latent: Latents) -> tuple[Sites, Sites]:
-    """The part that bends down and the part that bends up, each around the posterior as it is, where
-    leaving out the second then changes no gradient."""
+    """Splits a quadratic into the part that bends down and the part that bends up. The second one is
+    centred at the current posterior, so that leaving it out does not change the gradient in the mean
+    there."""
     parts = zip(latent.parts, site.precision, strict=True)
     up = tuple(_upward(part, precision) for part, precision in parts)
     flat = tuple(torch.zeros_like(mean) for mean in latent.means)
@@ -235,7 +239,7 @@ def _split(site: Sites, latent: Latents) -> tuple[Sites, Sites]:
 
 
 def _upward(part: ExampleLatent | SharedLatent, precision: Tensor) -> Tensor:
-    """What of a precision is negative. Of functions on examples, its eigenvalues are those in whitened
+    """The negative part of a precision. For functions on examples, its eigenvalues are those in whitened
     coordinates, where noise is evenly spread."""
     if precision.dim() == 1:
         return precision.clamp(max=0)
@@ -250,7 +254,8 @@ def _upward(part: ExampleLatent | SharedLatent, precision: Tensor) -> Tensor:
 
 
 def set_posterior(problem: Problem, sites: list[Sites]) -> bool:
-    """The exact posterior for quadratic ``sites``, in place; False, and nothing moved, if there is none."""
+    """Sets the exact posterior for quadratic ``sites``, in place; returns False, and moves nothing, if
+    there is none."""
     q = problem.posterior
     before = q.snapshot()
     here = [problem.conditional(i) for i in range(len(sites))]

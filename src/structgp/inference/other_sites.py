@@ -1,5 +1,6 @@
-"""What the prior and all other batches say of the weights that occur in one batch, whose own site is taken
-out before a visit and put in anew after it. Letters as in ``minibatch``."""
+"""What the prior and all other batches say about the weights that occur in one batch.
+
+The batch's own site is taken out before a visit and put in anew after it. Letters as in ``minibatch``."""
 
 from __future__ import annotations
 
@@ -14,12 +15,13 @@ from structgp.inference.batch_sites import LARGEST_SINGLE, Site
 from structgp.threads import share
 
 WORTH_COMPILING = 20_000
-"""Numbers of a site from which compiled loops are used: tiny problems never wait for numba to start."""
+"""Size of a site (F R) from which compiled loops are used: tiny problems never wait for numba to start."""
 
 
 class Begun(NamedTuple):
-    """variance, mean : (F, R) under the prior and all other batches. sd : (F, R) with the site of this one
-    put in; divergence : of the latter, see ``Others.divergence``."""
+    """Gaussians before a visit. variance, mean : (F, R) under the prior and all other batches. sd : (F, R)
+    standard deviations with the site of this batch put in. divergence : that of the Gaussian with the site,
+    see ``Others.divergence``."""
 
     variance: Tensor
     mean: Tensor
@@ -28,10 +30,10 @@ class Begun(NamedTuple):
 
 
 class Others:
-    """What the prior and all other batches say of the F weights of one block that occur in a batch:
+    """What the prior and all other batches say about the F weights of one block that occur in a batch:
     prior_precision (F, 1); precision and linear (F, R), without the prior's. sums : precision and linear
-    (M, R), what all sites together say; index, prior_sd : (F,); site : the batch's own, which is taken out.
-    Taken out in double precision; then computed with in that of the site."""
+    (M, R), summed over all sites. index, prior_sd : (F,). site : the batch's own. It is taken out in double
+    precision; later computations have the precision of the site."""
 
     def __init__(self, sums: tuple[Tensor, Tensor], index: Tensor, prior_sd: Tensor, site: Site) -> None:
         prior_precision = prior_sd.square().reciprocal().clamp(max=LARGEST_SINGLE)[:, None]
@@ -40,39 +42,40 @@ class Others:
         self.precision, self.linear = (x.to(site.linear) for x in self._exact)
 
     def begin(self, site: Site, known: tuple[Tensor, Tensor] | None) -> Begun:
-        """Before a visit: what the others say, and all with the site put in."""
+        """Before a visit: the Gaussian under the others, and what is needed of the one with the site put
+        in."""
         precision, mean = self.gaussian()
         before = self.gaussian(site)
         divergence = self.divergence(*before, known)
         return Begun(precision.reciprocal_(), mean, before[0].rsqrt_(), divergence)
 
     def end(self, site: Site, known: tuple[Tensor, Tensor] | None) -> float:
-        """After it: puts the new site in. Returns the divergence."""
+        """After a visit: puts the new site in. Returns the divergence."""
         divergence = self.divergence(*self.gaussian(site), known)
         self.put_in(site)
         return divergence
 
     def gaussian(self, site: Site | None = None) -> tuple[Tensor, Tensor]:
-        """Precision and mean (F, R), with a site put in or without."""
+        """Precision and mean (F, R), with a site put in, or without one."""
         precision = self.precision.clamp(min=0) if site is None else self.precision + site.precision
         precision = precision.clamp_(min=0).add_(self.prior_precision)
         return precision, (self.linear if site is None else self.linear + site.linear) / precision
 
     def put_in(self, site: Site) -> None:
-        """Into the sums."""
+        """Adds a site to the sums."""
         for whole, part, new in zip(self._sums, self._exact, (site.precision, site.linear), strict=True):
             whole[self._index] = part.add_(new)
 
     def divergence(self, precision: Tensor, mean: Tensor, known: tuple[Tensor, Tensor] | None) -> float:
-        """Of such a Gaussian from the prior, less the expectation of what was known at the start, a
-        precision and a linear term (F, R), up to a constant."""
+        """Divergence of a Gaussian from the prior, minus the expected log of what was known at the start (a
+        precision and a linear term, (F, R)), up to a constant."""
         square = mean.square().add_(precision.reciprocal())
         kl = 0.5 * float((self.prior_precision * square).sum() + precision.log().sum())
         return kl if known is None else kl - expected_log(*known, mean, square)
 
 
 class CompiledOthers:
-    """The same in compiled loops, in single precision, where nothing was known at the start."""
+    """``Others`` in compiled loops, in single precision, for fits where nothing was known at the start."""
 
     def __init__(self, sums: tuple[Tensor, Tensor], index: Tensor, prior_sd: Tensor, site: Site) -> None:
         prior = prior_sd.square().reciprocal().clamp(max=LARGEST_SINGLE).to(site.linear)
@@ -88,12 +91,12 @@ class CompiledOthers:
         return Begun(variance, mean, sd, self._shared(compiled_sites().take_out, variance, mean, sd))
 
     def end(self, precision: Tensor, say: Tensor, variance: Tensor, mean: Tensor) -> float:
-        """Puts a new site in. precision : (F, R), made no less than 0 in place; say : (F, R) what the rows
-        of the batch say; the linear term takes its place."""
+        """Puts a new site in; returns the divergence. precision : (F, R), raised to at least 0 in place.
+        say : (F, R) what the rows of the batch say, overwritten with the site's linear term."""
         return self._shared(compiled_sites().put_in, variance, mean, precision, say)
 
     def _shared(self, work: Any, *given: Tensor) -> float:
-        """The divergence, unit by unit."""
+        """Runs a compiled loop on all units, shared among threads; returns the sum of their divergences."""
         units, cost = -(-len(self._arrays[2]) // compiled_sites().ROWS_AT_ONCE), 20 * given[0].numel()
         found = np.empty(units)
         share(partial(work, *self._arrays, *(x.numpy() for x in given), found), units, cost)
@@ -102,7 +105,7 @@ class CompiledOthers:
 
 @cache
 def compiled_sites() -> Any:
-    """The module of compiled loops; None where numba is not installed, or cannot work with what is."""
+    """The module of compiled loops; None where numba is not installed, or does not work with what is."""
     try:
         from structgp.inference import compiled_sites as found
     except (ImportError, OSError, RuntimeError, SystemError):
@@ -111,5 +114,5 @@ def compiled_sites() -> Any:
 
 
 def expected_log(precision: Tensor, linear: Tensor, mean: Tensor, square: Tensor) -> float:
-    """E of the log of a Gaussian factor with this precision and linear term, up to a constant."""
+    """The expected log of a Gaussian factor with this precision and linear term, up to a constant."""
     return float((linear * mean - 0.5 * precision * square).sum())

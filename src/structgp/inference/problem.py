@@ -25,24 +25,24 @@ LearnScales: TypeAlias = bool | Literal["transitions", "all", "auto"]
 (True), or the kernel's own parameters as well ('all'). 'auto' is resolved in ``structgp.plan``."""
 
 CACHE_BYTES = 1 << 30
-"""Up to here the conditionals of every batch are kept; beyond it they are computed again when needed."""
+"""Size up to which the conditionals of all batches are kept; above it, they are computed when needed."""
 
 MANY_DRAWS = 1000
-"""From so many on, values of our own structures are computed in single precision: their rounding is far
-below the noise of the draws."""
+"""Number of draws from which values of our own structures are computed in single precision: their rounding
+is far below the noise of the draws."""
 
 LARGEST_LATENT = 1e9
-"""Scores beyond it mean that the optimiser has lost its way."""
+"""Score above which the optimiser has lost its way."""
 
 MEMORY_RATE = 0.3
-"""How far the running quadratic of a batch moves to each new estimate."""
+"""Part of the way that the running quadratic of a batch moves to each new estimate."""
 
 
 @dataclass
 class Slopes:
-    """Derivatives of the expected log-likelihood in the functions of one block, one entry per batch: mean
-    (B, T, R), bend minus the second ones, (B, R, T, T) or (B, T, R). Empty for blocks that learn their
-    scales from less."""
+    """Derivatives of the expected log-likelihood in the functions of one block, one entry per batch. mean :
+    (B, T, R) first derivatives. bend : minus the second derivatives, (B, R, T, T) or (B, T, R). Both are
+    empty for blocks that learn their scales without them."""
 
     mean: list[Tensor] = field(default_factory=list)
     bend: list[Tensor] = field(default_factory=list)
@@ -52,12 +52,12 @@ class Slopes:
 class Problem:
     """All the training data, against which a posterior is fitted.
 
-    estimator : of the expected log-likelihood and its gradients. entropy : of a mixture. memory : the
-    running quadratic of each batch, for estimators that use it. All of it is on one device, the
-    posterior's. together : with which other processes; batches are the share of this one, unless
-    ``sees_all``: then they are those of all processes, and each visits its own (``own``). n_sequences :
-    examples of all processes; n_counted : sum of their weights; starts : (n + 1) examples before each
-    batch, and in all; weights : of each batch, (B,) how often each example counts."""
+    estimator : for the expected log-likelihood and its gradients. entropy : bound on the entropy of a
+    mixture. memory : the running quadratic of each batch, for estimators that use it. Everything is on the
+    posterior's device. together : the processes that share the fit; ``batches`` are those of this process,
+    or, if ``sees_all``, those of all processes, each of which visits its own (``own``). n_sequences :
+    number of examples of all processes. n_counted : sum of their weights. starts : (n + 1) number of
+    examples before each batch, and in all. weights : for each batch, (B,) how often each example counts."""
 
     posterior: Posterior
     structure: Structure
@@ -77,7 +77,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         like, counts, numbers = self.posterior.node.m, getattr(self.batches, "counts", None), 0
-        if counts is not None:  # of data on disk, which are not read for it: all examples count once
+        if counts is not None:  # data on disk are not read for this: all examples count once
             self.weights = [like.new_ones(()).expand(n) for n in counts]
         else:
             given = [(len(batch.index), batch.weight) for batch in self.batches]
@@ -94,8 +94,8 @@ class Problem:
         self.refresh()
 
     def refresh(self) -> None:
-        """After a kernel has moved. Forgets the conditionals, which then have to be computed anew; of
-        weights all but the prior stays."""
+        """To be called after a kernel has moved. Forgets the conditionals, which then have to be computed
+        anew; those of weights are kept, and only get the new prior."""
         with torch.no_grad():
             self.prior_factors = [block.prior_factor() for block in self.posterior.blocks]
         kept = self._kept if all(block.takes_minibatches for block in self.posterior.blocks) else {}
@@ -106,7 +106,7 @@ class Problem:
 
     def conditional(self, i: int, *, move_kernel: bool = False) -> list[Any]:
         """p(h | values) of every block on batch i, under the kernels as they were at the last refresh; or
-        if ``move_kernel`` under the kernels as they are, and differentiable in their parameters. Kept where
+        if ``move_kernel`` under the kernels as they are now, differentiable in their parameters. Kept where
         there is room for those of all batches; the last one is kept in any case."""
         factors = self.prior_factors
         if move_kernel:
@@ -125,7 +125,7 @@ class Problem:
         return found
 
     def numbers(self, i: int) -> Tensor:
-        """(B,) the examples of batch i, numbered through all batches."""
+        """(B,) numbers of the examples of batch i, counted through all batches."""
         number = self.batches[i].number
         if number is None:
             return torch.arange(*self.starts[i : i + 2], device=self.posterior.node.m.device)
@@ -133,7 +133,7 @@ class Problem:
 
     @cached_property
     def mean_searches(self) -> list[Any]:
-        """Of each block, where its mean is looked for."""
+        """The search for the mean of each block."""
         blocks = self.posterior.blocks
         if not self._has_room or self.together.size > 1 or not len(self.batches):
             return [block.mean_search(None) for block in blocks]
@@ -158,7 +158,7 @@ class Problem:
 
     def log_prob(self, i: int, scores: Sequence[Tensor]) -> Tensor:
         """(S, K B) log p of batch i at the scores of every template, those of K components one after
-        another; checked to be finite, and times how often each example counts."""
+        another; checked to be finite, and multiplied by how often each example counts."""
         batch, weight = self.batches[i], self.weights[i]
         y, mask, K = batch.y, batch.layout, scores[0].shape[1] // len(weight)
         if K > 1:
@@ -187,8 +187,8 @@ class Problem:
 
     def bends(self, i: int, scores: Sequence[Tensor], joint: bool = False) -> list[Tensor]:
         """Minus the second derivatives of log p of batch i in the functions of each block, averaged over
-        draws and times how often each example counts. joint : whether between the nodes of an example
-        too."""
+        draws and multiplied by how often each example counts. joint : whether to include those between
+        different nodes of an example."""
         batch, node, structure = self.batches[i], self.posterior.node, self.structure
         if structure.many_templates:
             return self._graph_bends(i, scores, joint)
@@ -207,7 +207,7 @@ class Problem:
         return [weight.view(-1, *[1] * (bend.dim() - 1)) * bend for bend in (found.node, found.next)]
 
     def _graph_bends(self, i: int, scores: Sequence[Tensor], joint: bool) -> list[Tensor]:
-        """The same for a structure of any templates."""
+        """``bends`` for a structure of any templates."""
         batch, blocks = self.batches[i], self.posterior.blocks
         bends: Callable[..., list[Tensor]] = self.structure.bends  # type: ignore[attr-defined]
         bases = [None if block.has_own_functions else block.basis for block in blocks]
@@ -217,7 +217,8 @@ class Problem:
         return [weight.view(-1, *[1] * (bend.dim() - 1)) * bend for bend in found]
 
     def _fail(self, i: int, error: LikelihoodError) -> NoReturn:
-        """Raises an error of the likelihood on batch i, with the training sequence that it happened on."""
+        """Raises an error of the likelihood on batch i, naming the training sequence in which it
+        happened."""
         if error.sequence is None:
             raise error
         batch = self.batches[i]
@@ -265,9 +266,9 @@ class Problem:
         memory: Sites | None = None,
         estimator: Estimator | None = None,
     ) -> Estimate:
-        """E[log p] of batch i with slope and bend, in the posterior's precision. ``memory`` : what is known
-        of it already; by default the running quadratic of earlier estimates. ``estimator`` : the problem's
-        with another number of draws."""
+        """E[log p] of batch i with slope and bend, in the posterior's precision. ``memory`` : the quadratic
+        that is known already; by default the running quadratic of earlier estimates. ``estimator`` : the
+        problem's estimator with another number of draws."""
         estimator = estimator or self.estimator
         uses, like = estimator.uses_memory, self.posterior.node.m
         known = (self.memory.get(i) if memory is None else memory) if uses else None
@@ -282,8 +283,8 @@ class Problem:
     def bound(self, i: int, generator: Generator, *, move_kernel: bool = False) -> Bound:
         """The bound estimated from batch i alone, differentiable in the posterior.
 
-        Unbiased over batches that come equally often, however many examples each has: a batch stands for as
-        many times itself as there are batches."""
+        Unbiased if all batches come equally often, however many examples each has: the batch stands for
+        all, so its expectation is multiplied by the number of batches."""
         latent = self.latents(i, move_kernel=move_kernel)
         found, q = self.estimate(i, latent, generator), self.posterior
         expected = len(self.batches) * latent.expand(found.moments, q.mixing)  # eq:ellhat
@@ -326,9 +327,9 @@ class Problem:
         return [block.fixed_noise(half, list(of_block), generator) for block, of_block in parts]
 
     def learn_prior(self, learn: LearnScales, slopes: Sequence[Slopes] | None = None) -> list[Tensor]:
-        """One step for the scales of every block's prior, at the posterior as it is, which should be close
-        to the best one under them. Returns by how much the variance of each function has grown, (R,) per
-        block."""
+        """One step for the scales of every block's prior, at the current posterior, which should be close
+        to the best one under these scales. Returns the factor by which the variance of each function has
+        grown, (R,) per block."""
         grown = []
         with torch.no_grad():
             for k, block in enumerate(self.posterior.blocks):
@@ -344,7 +345,7 @@ class Problem:
         return grown
 
     def seen(self, k: int, slopes: Slopes) -> list[Seen]:
-        """What a round found of block k, batch by batch."""
+        """What a round found about block k, batch by batch."""
         parts: Any = enumerate(zip(self.batches, slopes.mean, slopes.bend, strict=True))
         return [Seen(self.conditional(i)[k], b.rows[k], b.masks[k], *at) for i, (b, *at) in parts]
 
@@ -361,7 +362,7 @@ def open_low_rank(problem: Problem) -> None:
 
 
 def hyper_parameters(q: Posterior, learn: LearnScales) -> list[nn.Parameter]:
-    """Those that ``learn`` stands for; the kernels' are made to take gradients."""
+    """The parameters that ``learn`` stands for; those of kernels are made to take gradients."""
     chosen = []
     for block in q.blocks:
         moves = bool(learn) if block.shared else learn in (True, "all")
@@ -383,8 +384,9 @@ def refuse_kernel(learn: LearnScales, name: str) -> None:
 class StepInfo:
     """What one step did. ``elbo`` is the bound on the draws the step used (stochastic optimisers: its mean
     over recent steps); ``evaluations`` counts examples times draws whose likelihood was computed;
-    ``finished`` ends the loop, and ``converged`` says whether that was by agreement or by hitting a
-    limit; ``n_draws`` : that stood for the posterior, where they were the same all along, else 0."""
+    ``finished`` ends the loop, and ``converged`` says whether the bound had settled or a limit was hit;
+    ``n_draws`` is the number of draws that stood for the posterior throughout the step, 0 if there were no
+    such draws."""
 
     iteration: int
     elbo: float

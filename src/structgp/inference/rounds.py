@@ -1,9 +1,9 @@
-"""Rounds of visits: what several processes visit between two sums, and how they come to agree again.
+"""Rounds of visits: what several processes visit between two exchanges, and how their changes are added up.
 
 All processes hold the same sums of sites. In a round each of them visits some batches of its own and sees
-at once what its own visits change, but not what the others' do. Then the changes are added up, and all
-processes hold the same sums again, to the last bit. A site belongs to its batch and not to a process, so no
-data are counted twice, and where a fit settles does not depend on who visits what.
+at once what its own visits change, but not what the others' visits change. Then the changes are added up,
+and all processes hold the same sums again, to the last bit. A site belongs to its batch and not to a
+process, so no data are counted twice, and where a fit settles does not depend on who visits what.
 
 Letters: n batches, P processes; M weights and R functions of a block."""
 
@@ -19,17 +19,17 @@ from structgp.inference.batch_sites import SitesOnDisk
 from structgp.inference.distributed import Processes
 
 ROUNDS_A_PASS = 16
-"""At least, where there are batches enough: the more rounds, the less old is what a visit knows of the
-others' batches, and the more sums of 2 M R numbers are sent. Not chosen on data."""
+"""Least number of rounds per pass, where there are enough batches. With more rounds, what a visit knows of
+the others' batches is less out of date, but more sums of 2 M R numbers are sent. Not chosen on data."""
 
 MOST_VISITS = 32
-"""Visits of a process in one round, at most: checkpoints are written between rounds."""
+"""Largest number of visits of a process in one round: checkpoints are written between rounds."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """visits : of each process, the batches that it visits in this round. seeds : (all visits, blocks), of
-    their draws, those of the first process first."""
+    """One round. visits : for each process, the batches that it visits in this round. seeds : (all visits,
+    blocks), those of their draws; the visits of the first process come first."""
 
     visits: list[list[int]]
     seeds: Tensor
@@ -38,8 +38,8 @@ class Round:
     def next(
         order: Sequence[int], n: int, n_blocks: int, generator: torch.Generator, together: Processes
     ) -> Round:
-        """From the end of ``order``, the batches still to come of n in this pass. The same in all
-        processes."""
+        """The next round. order : the batches, out of n, still to come in this pass; the round takes them
+        from its end. The same in all processes."""
         if together.size == 1:
             visits = [[order[-1]]]
         else:
@@ -53,7 +53,7 @@ class Round:
 
     @property
     def batches(self) -> list[int]:
-        """Of all processes."""
+        """The batches that all processes visit."""
         return [i for own in self.visits for i in own]
 
     def own(self, rank: int) -> list[tuple[int, list[int]]]:
@@ -64,8 +64,8 @@ class Round:
 
 
 class Agreement:
-    """The sums of sites at the start of a round, so that what has changed can be told and added up. Memory:
-    a copy of them. sums : (M, R) tensors, precision and linear of each block."""
+    """Keeps the sums of sites from the start of a round, so that the changes of all processes can be told
+    and added up. Memory: a copy of the sums. sums : (M, R) tensors, precision and linear of each block."""
 
     def __init__(self, sums: Sequence[Tensor], together: Processes) -> None:
         self.sums, self.together = list(sums), together
@@ -73,7 +73,8 @@ class Agreement:
 
     def reach(self, round_: Round, values: Tensor, evaluations: int, sites: object) -> int:
         """Adds up what the processes have changed, in place: the sums, the values (n,) of the batches
-        visited, and where sites on disk are. Returns the evaluations of all. Cost O(n + M R) of traffic."""
+        visited, and where sites on disk are. Returns the number of evaluations of all processes. Cost O(n +
+        M R) of traffic."""
         for now, before in zip(self.sums, self.before, strict=True):
             now.sub_(before)
             self.together.add_up(now)

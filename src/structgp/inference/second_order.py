@@ -30,28 +30,29 @@ from structgp.inference.lbfgs import climb_down, minimize
 from structgp.inference.problem import LearnScales, Problem, Slopes, StepInfo
 
 FIRST_STEPS = 10
-"""L-BFGS steps of the first fit, at the mean alone, and of rounds in which scales move. With 15, left-out
-thirds of the TRAINING data of four tasks, encoded and raw, ten splits each, have the same loss to within
-chance, or for raw chunking a slightly higher one. With 8 or fewer, seen on single fits, early rounds may
-end so far from their optimum that many more follow."""
+"""Number of L-BFGS steps of the first fit, at the mean alone, and of rounds in which scales move. With 15,
+left-out thirds of the TRAINING data of four tasks, encoded and raw, ten splits each, have the same loss to
+within chance, or for raw chunking a slightly higher one. With 8 or fewer, as single fits showed, early
+rounds may end so far from their optimum that many more follow."""
 
 FEW_STEPS = 20
-"""Up to here the plain search is taken (``lbfgs.climb_down``)."""
+"""Number of steps up to which the plain search is used (``lbfgs.climb_down``)."""
 
 MOST_DRAWS = 128
-"""As many as answers average over by default."""
+"""Number of draws up to which a fit may take more: as many as answers average over by default."""
 
 OPTIMISM = 0.1
-"""Nats per example, counted by its weight, by which the bound on the draws that means were fitted to may
-exceed that on others. The optimum is about half way between the two (``inference.loop``): the fit then is
-within .05 of it."""
+"""Nats per example, counted by its weight, by which the bound on the draws that the means were fitted to
+may exceed the bound on fresh ones. The optimum is about half way between the two (``inference.loop``): the
+fit is then within .05 of it."""
 
 
 @dataclass
 class SecondOrderState:
-    """noise : of the draws, one entry per block; elbo : bound of the last round; change : from the round
-    before it, in nats per example; evaluations : likelihoods computed since then. slopes : of the last
-    round, from which scales are learned; None when that is over. n_draws : S; generator : for more."""
+    """State between rounds. noise : random numbers of the draws, one entry per block. elbo : bound of the
+    last round. change : its change from the round before, in nats per example. evaluations : likelihoods
+    computed that no round has reported yet. slopes : those of the last round, from which scales are
+    learned; None when that is over. n_draws : S. generator : for further draws."""
 
     noise: list[Any]
     slopes: list[Slopes] | None = None
@@ -69,19 +70,20 @@ class SecondOrder:
 
     Parameters
     ----------
-    n_draws : S, draws that stand for the posterior; mirrored, so even. None for 16, or 32 where nodes have
-        one or two functions and a likelihood costs little. Twice as many, up to 128, whenever a round
-        changes the bound by more than half of what the round before did; and as many as it takes, where the
-        bound on fresh draws is much lower (``OPTIMISM``): means that follow few draws too closely go back
-        and forth with the covariances.
-    tolerance : stop when a round changes the bound by less, in nats per example, counted by its weight, and
-        no more than that is to be expected of the rounds to come (``_is_settled``) or of the means.
-    max_rounds : stop here at the latest.
+    n_draws : S, the number of draws that stand for the posterior; they are mirrored, so it is even. None
+        for 16, or 32 where nodes have one or two functions, and so a likelihood costs little. The number is
+        doubled, up to 128, whenever a round changes the bound by more than half of what the round before
+        did. It grows as far as needed where the bound on fresh draws is much lower (``OPTIMISM``): means
+        that follow few draws too closely go back and forth with the covariances.
+    tolerance : stop when a round changes the bound by less than this, in nats per example, counted by its
+        weight, and no more than this is to be expected from the rounds to come (``_is_settled``) or from
+        the means.
+    max_rounds : largest number of rounds.
     learn_scales : False (nothing moves), 'transitions' (the scale of tables), True (one amplitude per block
         too), or 'all' (the scales of the kernel, of its features and of the functions).
     learning_tolerance, learning_rounds : scales are learned until a round changes the bound by less than
         this, in nats per example, or for so many rounds.
-    brief : end when scales would no longer move, converged or not; for fits of which little else is
+    brief : end when the scales no longer move, converged or not; for fits of which little but the scales is
         kept."""
 
     n_draws: int | None = None
@@ -156,10 +158,10 @@ class SecondOrder:
 
 
 def _excess(problem: Problem, state: SecondOrderState, elbo: float) -> tuple[float, int]:
-    """How many nats per example the bound on fresh draws is lower than ``elbo``, as where means at inducing
-    inputs have followed their draws too closely; and the likelihoods computed to tell. If it is more than
-    ``OPTIMISM`` and more draws are not allowed, the fit ends without having converged. Weights are left
-    alone, whose default fit takes seconds."""
+    """How many nats per example the bound on fresh draws is below ``elbo``, which is a lot where means at
+    inducing inputs have followed their draws too closely; and the number of likelihoods computed to tell.
+    If the excess is above ``OPTIMISM`` and more draws are not allowed, the fit ends without having
+    converged. 0 for fits of weights, which take seconds by default."""
     if not any(block.joint_curvature for block in problem.posterior.blocks):
         return 0.0, 0
     generator = torch.Generator()
@@ -170,8 +172,8 @@ def _excess(problem: Problem, state: SecondOrderState, elbo: float) -> tuple[flo
 
 
 def _take_draws(problem: Problem, state: SecondOrderState, factor: int) -> None:
-    """New draws, ``factor`` times as many, in place, up to ``MOST_DRAWS``. Bounds on the old ones are
-    forgotten."""
+    """Replaces the draws by ``factor`` times as many new ones, at most ``MOST_DRAWS``, in place. Bounds on
+    the old draws are forgotten."""
     if state.n_draws < MOST_DRAWS:
         state.n_draws = min(factor * state.n_draws, MOST_DRAWS)
         state.noise = problem.fixed_noise(state.n_draws // 2, state.generator)
@@ -179,8 +181,8 @@ def _take_draws(problem: Problem, state: SecondOrderState, factor: int) -> None:
 
 
 def _is_settled(change: float, before: float, tolerance: float) -> bool:
-    """Whether the last round changed the bound by less than the tolerance, and all rounds to come would do
-    so together if each changed it by the same share of the round before. A tenth of the tolerance is
+    """True if the last round changed the bound by less than the tolerance, and all rounds to come together
+    would do so too, if each changed it by the same share of the round before. A tenth of the tolerance is
     enough in any case: below it, that share is mostly chance."""
     share = change / before if before > change else 1.0
     return change < tolerance * min(1.0, max(0.1, 1 / share - 1 if share > 0 else 1.0))
@@ -188,7 +190,7 @@ def _is_settled(change: float, before: float, tolerance: float) -> bool:
 
 class Draws:
     """The draws that stand for the posterior: its mean, which moves, plus offsets, which stay. noise : as
-    of ``Problem.fixed_noise``; None for the mean alone. offsets : of each batch, one entry per block."""
+    from ``Problem.fixed_noise``; None for the mean alone. offsets : for each batch, one entry per block."""
 
     def __init__(self, problem: Problem, noise: Sequence[Any] | None) -> None:
         self.problem, self.blocks = problem, problem.posterior.blocks
@@ -213,12 +215,12 @@ class Draws:
         return self.problem.slopes(i, self.scores(i, functions)) if found is None else found
 
     def bends(self, i: int, functions: Sequence[Tensor], joint: bool) -> list[Tensor]:
-        """``Problem.bends``, likewise."""
+        """``Problem.bends`` of batch i at such mean functions."""
         found = None if joint else self._fixed[i].bends(functions)
         return self.problem.bends(i, self.scores(i, functions), joint) if found is None else found
 
     def functions(self, i: int) -> list[Tensor]:
-        """Those on batch i at the mean of the posterior."""
+        """The functions on batch i at the mean of the posterior."""
         parts = zip(self.blocks, self.problem.conditional(i), strict=True)
         return [block.scale * c.times(block.m) for block, c in parts]
 
@@ -228,8 +230,9 @@ class Draws:
         return [block.scores(h + block.scale * offset) for block, h, offset in parts]
 
     def value(self, searches: Sequence[MeanSearch]) -> Tensor:
-        """The expected log-likelihood where the searches are; they are told its derivatives, in place."""
-        value = torch.zeros((), dtype=torch.float64)  # those of a GPU's kernels are on the CPU already
+        """The expected log-likelihood at the current means of the searches, which are given its
+        derivatives, in place."""
+        value = torch.zeros((), dtype=torch.float64)  # values from a GPU's kernels are on the CPU already
         for i in range(len(self.offsets)):
             here = self.problem.conditional(i)
             functions = [s.functions(i, c) for s, c in zip(searches, here, strict=True)]
@@ -248,8 +251,9 @@ class Draws:
 @dataclass(frozen=True)
 class Means:
     """What a search for the means found. expected : the log-likelihood of the draws. gap : about how many
-    nats the bound is below its maximum over the means: half the squared gradient where the posterior's
-    covariance makes its curvature 1, half of Newton's decrement. evaluations : likelihoods computed."""
+    nats the bound is below its maximum over the means: half the squared gradient in coordinates where the
+    posterior's covariance makes the curvature 1, which is half the squared Newton decrement. evaluations :
+    likelihoods computed."""
 
     expected: Tensor
     gap: float
@@ -288,9 +292,9 @@ def _fit_means(draws: Draws, steps: int, tolerance: float) -> Means:
 
 
 def _fit_covariances(draws: Draws, wants_slopes: bool = False) -> tuple[list[Slopes], int]:
-    """Sets the spread of every block to what the curvature at the draws asks for, in place. Returns the
-    slopes that scales are learned from, of each block, if ``wants_slopes``, and the likelihoods computed
-    for them."""
+    """Sets the covariances of every block to the best ones for the curvature at the draws, in place.
+    Returns for each block, if ``wants_slopes``, the slopes that scales are learned from, and the number of
+    likelihoods computed for them."""
     problem, blocks = draws.problem, draws.blocks
     joint = any(block.joint_curvature for block in blocks)
     sums, found = [block.curvature_sum() for block in blocks], [Slopes() for _ in blocks]
@@ -302,7 +306,8 @@ def _fit_covariances(draws: Draws, wants_slopes: bool = False) -> tuple[list[Slo
         for k, bend in enumerate(bends):
             sums[k].add(here[k], bend)
             if slopes is not None and blocks[k].learns_from_slopes:
-                # As a checkpoint will hold them: sums depend on the order in memory, to the last bit.
+                # In the layout that a checkpoint restores: the last bit of sums depends on the order in
+                # memory.
                 found[k].mean.append(slopes[k].contiguous())
                 found[k].bend.append(bend.contiguous())
     if problem.together.size > 1:

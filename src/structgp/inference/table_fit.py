@@ -19,16 +19,16 @@ from structgp.inference.bound import lower_bound
 from structgp.inference.lbfgs import minimize
 
 STEPS, MOST_ROUNDS = 15, 10
-"""L-BFGS steps of a round, as while scales are learned elsewhere, and rounds at most."""
+"""Number of L-BFGS steps per round, and largest number of rounds."""
 
 TOLERANCE = 0.02
-"""Nats per example by which a round may change the bound and be the last, as for whole fits."""
+"""Nats per example: a round that changes the bound by less is the last one, as in fits of whole models."""
 
 
 @dataclass(frozen=True)
 class GivenScores:
-    """A batch of examples. structure : that sums over their labellings. scores : S draws of those of each
-    template, as the structure takes them; None for the tables that are fitted."""
+    """A batch of examples with their given scores. structure : sums over their labellings. scores : S draws
+    of the scores of each template, as the structure takes them; None for the tables that are fitted."""
 
     structure: Any
     batch: Batch
@@ -41,7 +41,8 @@ class GivenScores:
         return torch.ones(len(self.batch), dtype=torch.float64) if weight is None else weight.double()
 
     def filled(self, tables: Sequence[Tensor]) -> list[Tensor]:
-        """The scores of every template, with those of the tables, (S, *labels) each, in their places."""
+        """The scores of every template: those given, and the tables' scores, (S, *labels) each, in their
+        places."""
         missing = iter(tables)
         return [next(missing) if x is None else x for x in self.scores]
 
@@ -57,7 +58,7 @@ class GivenScores:
 
     def bends(self, tables: Sequence[Tensor], bases: Sequence[Tensor | None]) -> list[Tensor]:
         """Minus the second derivatives in the functions of each table, (B, R) or (B, *labels), averaged
-        over draws. bases : of the tables, (P, R), None for one function per score."""
+        over draws. bases : (P, R) for each table, None for one function per score."""
         own = iter(bases)
         of_all = [next(own) if x is None else None for x in self.scores]
         found = self.structure.bends(self.filled(tables), self.batch.y, self.batch.layout, of_all)
@@ -68,9 +69,9 @@ class GivenScores:
 def fit_tables(
     tables: Mapping[str, Any], data: Sequence[GivenScores], generator: torch.Generator, learn: bool = True
 ) -> float:
-    """Fits tables, by the names of their templates and in their order, in place; returns the bound. learn :
-    whether the scale of their prior moves. Cost: up to ``MOST_ROUNDS`` times ``STEPS`` sums over the
-    labellings of every example under every draw."""
+    """Fits tables in place; returns the bound. tables : by the names of their templates, in the order of
+    the templates. learn : whether the scale of their prior moves. Cost: up to ``MOST_ROUNDS`` times
+    ``STEPS`` sums over the labellings of every example under every draw."""
     posterior, before = Posterior(tables), -math.inf
     if not data:
         return 0.0
@@ -128,7 +129,7 @@ def _fit_means(posterior: Posterior, data: Sequence[GivenScores], noise: Sequenc
 
 
 def _fit_covariances(posterior: Posterior, data: Sequence[GivenScores], noise: Sequence[Tensor]) -> None:
-    """Sets the spread of every table to what the curvature at the draws asks for, in place."""
+    """Sets the covariance of every table to the best one for the curvature at the draws, in place."""
     blocks = posterior.blocks
     here = [block.conditional(None, block.m, block.prior_factor()) for block in blocks]
     functions = [block.scale * c.times(block.m) for block, c in zip(blocks, here, strict=True)]

@@ -13,12 +13,12 @@ from structgp.data.batch import MISSING
 from structgp.data.examples import Examples
 
 FIRST_ROUNDS = 10
-"""Rounds of the first guess, which looks at no features."""
+"""Number of rounds of the first guess, which does not look at features."""
 
 
 def weigh_votes(examples: Examples) -> tuple[Examples, Confusions]:
-    """The examples with evidence in the place of their annotations, and what is known of the annotators:
-    both guesses, for a fit to start from. y becomes the label most probable by that guess."""
+    """The examples with evidence in place of their annotations, and what is known of the annotators: first
+    guesses, from which a fit starts. y becomes the label that is most probable by this guess."""
     given = examples.given
     assert given is not None
     lengths = [len(y) for y in examples.y]
@@ -32,9 +32,10 @@ def weigh_votes(examples: Examples) -> tuple[Examples, Confusions]:
 def first_guess(
     given: Given, lengths: list[int], weights: np.ndarray | None
 ) -> tuple[Confusions, np.ndarray]:
-    """Confusions from the annotations alone, every token by itself: from the shares of votes, some rounds
-    of Dawid and Skene's alternation; and (V,) the logs of labels' frequencies. lengths : variables of each
-    example; weights : how often each example counts, None for once. Cost O(E V) per round."""
+    """Confusion matrices from the annotations alone, each token by itself: starting from the shares of
+    votes, some rounds of Dawid and Skene's alternation; and (V,) the logs of the labels' frequencies.
+    lengths : number of variables of each example. weights : how often each example counts, None for once.
+    Cost O(E V) per round."""
     V, starts = given.n_labels, np.concatenate([[0], np.cumsum(lengths)])
     place = torch.from_numpy(starts[given.sequence] + given.token)
     rows, labels = rows_of(given), torch.from_numpy(given.label)

@@ -47,7 +47,7 @@ from structgp.structures import (
 T = TypeVar("T")
 
 N_INDUCING = 1000
-"""Most inducing inputs, unless a second-order fit can afford one per token."""
+"""Largest number of inducing inputs, unless a second-order fit can afford one per token."""
 
 ALL_TOKENS_WORK = 2e11
 """Multiplications per round up to which a fit can afford one inducing input per token: some seconds on one
@@ -56,36 +56,37 @@ learned and a data weight of 24, the bound was 230 nats lower, and the NLL of ot
 of .199."""
 
 CHEAP_DIFFERENCES = 400
-"""Values that a gradient by differences may take, for each draw and sequence."""
+"""Largest number of function values per draw and sequence that a gradient by differences may take."""
 
 FEWEST_SEQUENCES = 5
-"""Below, the data count once: from so few left-out sequences one cannot tell anything."""
+"""Number of sequences below which the data count once: so few left-out sequences cannot tell anything."""
 
 MANY_DENSE_TOKENS = 10_000
-"""From so many on, the data with dense features count once: cross-validation would take minutes, and with
-this many the prior matters little."""
+"""Number of tokens from which data with dense features count once: cross-validation would take minutes, and
+with this many the prior matters little."""
 
 BATCHWISE_TOKENS = 100_000
-"""From so many on, weights are fitted batch by batch. With two draws a visit, that ends short of the
-optimum: on 60 TRAINING announcements of ``experiments.seminars`` (18,000 tokens) the bound on fresh draws
-was -1,341 where the second-order fit has -952, and the NLL of 60 others .0549 against .0525, in a third of
-the time. A second-order fit to 100,000 tokens takes some four minutes of one core with the chain, and eight
-with links."""
+"""Number of tokens from which weights are fitted batch by batch. With two draws per visit, that ends short
+of the optimum: on 60 TRAINING announcements of ``experiments.seminars`` (18,000 tokens) the bound on fresh
+draws was -1,341 where the second-order fit has -952, and the NLL of 60 others .0549 against .0525, in a
+third of the time. A second-order fit to 100,000 tokens takes some four minutes of one core with the chain,
+and eight with links."""
 
 FOR_MANY_LABELS: dict[str, Any] = {"batch_tokens": 500, "steps": 4, "n_draws": 2, "single": True}
-"""How weights are fitted where transitions are left out for the number of labels: a second-order fit holds
-16 draws of all scores and ten copies of all weights. On generated data of 900 tokens with 300 labels this
-took 1.3 s instead of 12 s (with contrasts 19 s), and the NLL of 600 other tokens was .85 (.80, .92)."""
+"""How weights are fitted where transitions are left out because of the number of labels: a second-order fit
+holds 16 draws of all scores and ten copies of all weights. On generated data of 900 tokens with 300 labels
+this took 1.3 s instead of 12 s (with contrasts 19 s), and the NLL of 600 other tokens was .85 (.80,
+.92)."""
 
 SETTLED_TOKEN = 0.02
-"""Nats per token by which the bound of such a fit may still change: two draws tell no less. Not chosen on
-data."""
+"""Nats per token by which the bound of such a fit may still change when it ends: two draws cannot tell
+less. Not chosen on data."""
 
 MOST_BYTES = 1 << 29
-"""Memory of the covariance factors. A round holds a few times as much."""
+"""Largest number of bytes of the covariance factors. A round needs a few times as much."""
 
 MOST_WORK = 2e12
-"""Multiplications per round: a minute or two on one core."""
+"""Largest number of multiplications per round: a minute or two on one core."""
 
 ASKED = "asked for"
 DEFAULT = "default"
@@ -94,21 +95,22 @@ PAPER = "as in the paper"
 
 LEARNED_KERNELS = {"categorical": "relevance", "sparse": "relevance", "dense": "linear+rbf"}
 FIXED_KERNELS = {"categorical": "template", "sparse": "linear", "dense": "rbf"}
-"""What 'auto' stands for, by kind of feature, where the fit itself learns scales and where it does not."""
+"""Kernels that 'auto' stands for, by kind of feature, where the fit itself learns scales and where it does
+not."""
 
 WIDE, REPEATED = 32, 20
-"""Dense columns from which their kernel is linear beside features that tell words apart. Word vectors have
-more columns, measurements fewer. A smooth function of vectors hardly adds to templates of words:
-cross-validation within four TRAINING sets of ``experiments.vectors`` (recipes and chunking) gave an NLL of
-.355 with the linear part alone and .356 with an RBF of 300 inducing inputs, which took twice the time. And
-the tokens per known feature up to which those are taken to tell words apart (``tells_words_apart``):
-templates of words have a feature for every few tokens, flags and tags one for hundreds. Neither number was
-chosen on data."""
+"""Number of dense columns from which their kernel is linear, if other features tell words apart. Word
+vectors have more columns, measurements fewer. A smooth function of vectors hardly adds to templates of
+words: cross-validation within four TRAINING sets of ``experiments.vectors`` (recipes and chunking) gave an
+NLL of .355 with the linear part alone and .356 with an RBF of 300 inducing inputs, which took twice the
+time. The second number is the tokens per known feature up to which features are taken to tell words apart
+(``tells_words_apart``): templates of words have a feature for every few tokens, flags and tags one for
+hundreds. Neither number was chosen on data."""
 
 
 @dataclass(frozen=True)
 class Choice(Generic[T]):
-    """A value, and in a few words why."""
+    """A value, and the reason for it in a few words."""
 
     value: T
     reason: str
@@ -146,7 +148,7 @@ def shown(value: Any) -> Any:
 
 
 def structure_of(options: Options, examples: Examples | ShardedExamples) -> Choice[Structure]:
-    """The structure, under the constraints if it is the chain."""
+    """The structure, under the constraints if it is the chain or a declared one."""
     structure = as_structure(options.structure)
     answers = options.structure.predict_with if isinstance(options.structure, Custom) else None
     for name, chosen in (("structure", structure), ("predict_with", answers)):
@@ -209,7 +211,7 @@ def annotators_of(given: Given, structure: Structure, optimizer: Optimizer) -> C
 
 
 def learns_on_bound(options: Options, structure: Structure, blocks: Sequence[Block]) -> bool:
-    """Whether the fit itself learns what each feature is worth."""
+    """True if the fit itself learns what each feature is worth."""
     if not options.learns_kernel:
         return False
     if options.optimizer is not None:
@@ -221,7 +223,7 @@ def learns_on_bound(options: Options, structure: Structure, blocks: Sequence[Blo
 
 
 def _may_be_weights(options: Options, blocks: Sequence[Block]) -> bool:
-    """Whether a second-order fit of weights is possible, apart from what it asks of the structure."""
+    """True if a second-order fit of weights is possible, apart from what it requires of the structure."""
     return (
         options.optimizer is None
         and options.learns_kernel
@@ -232,7 +234,8 @@ def _may_be_weights(options: Options, blocks: Sequence[Block]) -> bool:
 
 
 def are_weights(kernel: KernelChoice, blocks: Sequence[Block]) -> bool:
-    """Whether the kernel is a prior on weights: of single features, or on dense columns of any kind."""
+    """True if the kernel is a prior on weights: on those of single features, or any kernel on dense
+    columns."""
 
     def one(part: Any, kind: str) -> bool:
         if kind == "dense":
@@ -245,7 +248,7 @@ def are_weights(kernel: KernelChoice, blocks: Sequence[Block]) -> bool:
 
 
 def tells_words_apart(encoder: FeatureEncoder, n_tokens: int) -> bool:
-    """Whether there are so many features beside dense ones that these need not tell words apart."""
+    """True if there are so many other features that the dense ones need not tell words apart."""
     known = sum(map(len, encoder.values)) + encoder.n_sparse
     return known >= max(WIDE, n_tokens / REPEATED)
 
@@ -310,8 +313,8 @@ def family_of(
 
 
 def basis_of(family: Family, structure: Structure, preset: Preset | None, V: int) -> Choice[str]:
-    """'contrast' or 'label'. Contrasts of very many labels are nearly the labels themselves, and every
-    score is then a sum over all of them."""
+    """'contrast' or 'label'; 'label' for very many labels, since contrasts are then nearly the labels
+    themselves, while every score is a sum over all of them."""
     if family.basis == "contrast" and not structure.ignores_shift:
         problem = f"'contrast' leaves out a direction that {shown(structure)} may depend on"
         remedy = "use 'auto' or 'label', or a structure whose ignores_shift is True"
@@ -330,8 +333,8 @@ def basis_of(family: Family, structure: Structure, preset: Preset | None, V: int
 def n_inducing_of(
     family: Inducing | Mixture, preset: Preset | None, optimizer: Optimizer, R: int, N: int
 ) -> Choice[int | None]:
-    """Most inducing inputs, for R functions and N tokens; in cross-validation too, whose fits have fewer
-    tokens."""
+    """Largest number of inducing inputs, for R functions and N tokens; the same in cross-validation, where
+    fits have fewer tokens."""
     if family.n_inducing is not None:
         return Choice(int(family.n_inducing), ASKED)
     if preset is not None:
@@ -393,7 +396,7 @@ def optimizer_of(
     'auto' takes the second-order fit if the structure gives its curvature, batch by batch where weights are
     fitted to very many tokens (``n_tokens``) or labels (``many_labels``), else natural gradients: pathwise
     where the structure can be differentiated, surrogate plus residual where it only has values. A mixture
-    starts from one component fitted so, and goes on with Adam."""
+    starts from one component that is fitted like this, and goes on with Adam."""
     asked, reason = options.optimizer, ASKED
     if asked is None:
         weights = isinstance(family, Weights)
@@ -422,15 +425,15 @@ def optimizer_of(
 
 
 def has_much_data(examples: Examples | ShardedExamples) -> bool:
-    """Whether there are so many tokens that what a model expects of them tells what it expects of
-    others."""
+    """True if there are so many tokens that what a model expects of them is close to what it expects of
+    other tokens."""
     return examples.n_tokens >= (MANY_DENSE_TOKENS if _has_dense(examples) else MANY_TOKENS)
 
 
 def has_too_much_to_repeat(examples: Examples | ShardedExamples) -> bool:
-    """Whether there are so many tokens that the data count once, without cross-validation. As long as all
-    weights are fitted at once, that takes less time than the fit: of 160 TRAINING announcements of
-    ``experiments.seminars`` (48,000 tokens), the NLL of 80 others, averaged over three parts, is .0392,
+    """True if there are so many tokens that the data count once, without cross-validation. As long as all
+    weights are fitted at once, cross-validation takes less time than the fit. On 160 TRAINING announcements
+    of ``experiments.seminars`` (48,000 tokens), the NLL of 80 others, averaged over three parts, is .0392,
     .0382 and .0388 where sequences count 2, 8 and 32 times, and span F1 86.3, 87.0 and 86.8 %."""
     return examples.n_tokens >= (MANY_DENSE_TOKENS if _has_dense(examples) else BATCHWISE_TOKENS)
 

@@ -1,15 +1,15 @@
 """Tables beyond a chain, learned from sequences that the chain has not seen.
 
 The links of ``chain() + same("word")`` tell something where the features of single tokens leave doubt. On
-training data they leave next to none: weights of rare words have taken in the labels that these words have
-there, and what a joint fit makes of links is then too strong for new sequences. So the chain is fitted
-without links to all sequences but a part, and the links are learned from that part, with the chain's
-scores as they are for sequences that it has not seen; each part is left out once. The model is the chain
-fitted to all sequences, with these links.
+training data they leave next to none, because weights of rare words have taken in the labels that these
+words have there; links learned in a joint fit are then too strong for new sequences. So the chain is fitted
+without links to all sequences but a part, and the links are learned from that part, with scores of a chain
+that has not seen it; each part is left out once. The model is the chain fitted to all sequences, with these
+links.
 
 On three parts of the TRAINING announcements of fold 0 of ``experiments.seminars``, fitted to the other two
-with one weight of the data, 8, the NLL of the third is .0350, .0372 and .0394 without links, .0339, .0378
-and .0379 with links learned like this, and .0362, .0391 and .0385 with links of a joint fit."""
+with a data weight of 8, the NLL of the third is .0350, .0372 and .0394 without links, .0339, .0378 and
+.0379 with links learned like this, and .0362, .0391 and .0385 with links of a joint fit."""
 
 from __future__ import annotations
 
@@ -45,17 +45,18 @@ from structgp.structures import Declared, Rules, Spec, structure_for
 logger = logging.getLogger("structgp.held_out.links")
 
 N_PARTS = 3
-"""Parts that are left out, one at a time, as many as cross-validation has."""
+"""Number of parts that are left out, one at a time: as many as cross-validation has folds."""
 
 N_DRAWS = 16
-"""Draws of the chain's scores, as many as stand for the posterior in a fit."""
+"""Number of draws of the chain's scores: as many as stand for the posterior in a fit."""
 
 MOST_NUMBERS = 1 << 27
-"""Of all draws of all scores, which stay in memory: a gigabyte. Beyond it there are fewer draws."""
+"""Largest number of scores in all draws, which stay in memory: a gigabyte. Where there would be more, there
+are fewer draws."""
 
 ENOUGH = 20_000
-"""Left-out tokens, about, that tell what to expect of the model: as many as a fold of cross-validation is
-fitted to."""
+"""Number of left-out tokens, about, that are enough to tell what to expect of the model: as many as a fold
+of cross-validation is fitted to."""
 
 
 def chain_within(plan: Plan, examples: Examples | ShardedExamples, together: Processes) -> Plan | None:
@@ -88,8 +89,8 @@ def chain_within(plan: Plan, examples: Examples | ShardedExamples, together: Pro
 def choose(
     options: Options, plan: Plan, examples: Examples, together: Processes = ALONE
 ) -> tuple[Plan, dict[str, Any] | None, CrossFit | None]:
-    """``held_out.choose``; where the structure is a chain with further tables, of the chain, and then with
-    those tables learned."""
+    """``held_out.choose``. If the structure is a chain with further tables, that is done for the chain
+    alone, and then the tables are learned."""
     chain = chain_within(plan, examples, together)
     if chain is None:
         return *held_out.choose(options, plan, examples, together), None
@@ -110,8 +111,8 @@ def choose(
 def begin(
     options: Options, plan: Plan, examples: Examples, generator: torch.Generator, together: Processes
 ) -> tuple[Start, dict[str, Any] | None]:
-    """The start of a fit, with all settled that training data have to tell, and what cross-validation has
-    found, for the log."""
+    """The start of a fit, with everything settled that training data have to tell; and what
+    cross-validation has found, for the log."""
     plan, found, cross_fit = choose(options, plan, examples, together)
     if cross_fit is None:
         return start_of(options, plan, examples, generator), found
@@ -120,8 +121,9 @@ def begin(
 
 @dataclass(frozen=True)
 class Part:
-    """Sequences that are left out. fold : with the fit to the others. model : that fit, with further
-    tables that are still as their prior has them. data : the sequences that have tuples of these."""
+    """Sequences that are left out. fold : leaves them out of its fits. model : fitted to the other
+    sequences, with further tables that are still at their prior. data : the left-out sequences that have
+    tuples of these tables."""
 
     fold: Fold
     model: Model
@@ -129,7 +131,7 @@ class Part:
 
 
 class CrossFit:
-    """The fits to all sequences but a part. chain : the plan of each. learned : the tables."""
+    """Fits of the chain to all sequences but a part. chain : their plan. learned : the further tables."""
 
     learned: Mapping[str, Any]
 
@@ -170,7 +172,7 @@ class CrossFit:
         return replace(model, posterior=posterior, spread=self.chain.spread.value, **changed)
 
     def _given(self, model: Model, examples: Examples) -> list[GivenScores]:
-        """Draws of the scores of a chain, of examples that have further tuples."""
+        """Draws of a chain's scores on examples that have further tuples."""
         data = examples.rows, examples.y, examples.encoder.pad_row, BATCH_TOKENS["weights"]
         found, draws = [], model.draws(self.n_draws)
         for batch in make_batches(*data, examples.weights):
@@ -181,8 +183,8 @@ class CrossFit:
         return found
 
     def tables(self, which: Sequence[int]) -> dict[str, Any]:
-        """The further tables as some of the parts tell them. Every sequence counts once: the weight of the
-        data is for scores that were learned on these sequences."""
+        """The further tables, learned from some of the parts. Every sequence counts once: the data weight
+        is for scores that were learned on the same sequences."""
         tables, data = self._new_tables(), [given for k in which for given in self.parts[k].data]
         optimizer = self.chain.optimizer.value
         assert isinstance(optimizer, SecondOrder)
@@ -192,18 +194,18 @@ class CrossFit:
         return tables
 
     def start(self, plan: Plan, generator: torch.Generator) -> Start:
-        """The start of the fit to all sequences: of the chain alone, beside tables that stay. plan : as
-        ``choose`` has settled it."""
+        """The start of the fit to all sequences, in which the chain alone is fitted and the tables stay as
+        they are. plan : as ``choose`` has settled it."""
         chains = self.examples.as_chains()
         chain = start_of(self.options, self.chain, chains, generator)
         whole = Posterior({**dict(chain.posterior.items()), **self.learned})
         return replace(chain, posterior=whole, plan=plan, within=chain)
 
     def expected(self, found: dict[str, Any]) -> dict[str, Any]:
-        """What to expect of the model, in the place of what cross-validation found of the chain: parts are
-        judged with tables that the other parts tell, until ``ENOUGH`` tokens have been. The threshold of
-        spans stays the chain's: these parts are fitted to more data than the folds that told it, and would
-        expect a higher F1 for that alone."""
+        """What to expect of the model, in place of what cross-validation found for the chain: each part is
+        judged with tables that were learned from the other parts, until ``ENOUGH`` tokens have been judged.
+        The threshold of spans stays the chain's: these fits have more data than the folds that gave the
+        threshold, and would expect a higher F1 for that reason alone."""
         judged: list[Predictions] = []
         fitted: list[int] = []
         n_tokens = 0

@@ -1,5 +1,5 @@
-"""What labellings obey and how they are chosen, where the user leaves it open: rules that all training data
-obey, the measure that labels are chosen for, and the threshold of spans."""
+"""What the user leaves open about labellings: the rules that all training data obey, the measure that
+labels are chosen for, and the threshold of spans."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ AnyExamples = TypeVar("AnyExamples", bound=Examples | ShardedExamples)
 
 UNKNOWN_THRESHOLD = 1 / 3
 """Least probability of a span where nothing tells how good the model is. The best threshold is half the F1
-that can be reached (``answers.best_spans``): one half for a model that is always right, and too high costs
-more than too low."""
+that can be reached (``answers.best_spans``): one half for a model that is always right. A threshold that is
+too high costs more than one that is too low."""
 
 UNTOLD = "no left-out data tell how good the model is"
 
 SEEN_TOKENS, SEEN_DRAWS = 5_000, 32
-"""Training tokens that tell the threshold where there is much data, and draws of their scores: some
-hundred spans, whose expected F1 is known to a point or two, and the threshold to half of that."""
+"""Number of training tokens from which the threshold is estimated where there is much data, and of draws of
+their scores. That is some hundred spans, whose expected F1 is known to a point or two, and the threshold to
+half of that."""
 
 TOKENS_AT_ONCE = 2_000
-"""Most tokens whose labellings are looked for at once."""
+"""Largest number of tokens whose labellings are looked for at once."""
 
 
 def declared(options: Options) -> Any:
-    """The constraints that the user declares."""
+    """The constraints that the user declares; None if they are left open."""
     return None if _is_open(options) else options.constraints
 
 
@@ -86,9 +87,9 @@ def adopt(
 
 
 def settle_threshold(plan: Plan, model: Model, examples: Examples | ShardedExamples) -> Plan:
-    """The plan with half of the F1 that the fitted model expects of training data as its threshold, where
-    there is much data and cross-validation has told none: what a model expects of data that it has seen is
-    then not far above what it expects of others."""
+    """The plan with its threshold set to half of the F1 that the fitted model expects on training data,
+    where there is much data and cross-validation has given no threshold. What a model expects of data that
+    it has seen is then not far above what it expects of other data."""
     untold = plan.threshold is not None and plan.threshold.reason == UNTOLD
     if not untold or not isinstance(examples, Examples) or not has_much_data(examples):
         return plan
@@ -103,8 +104,8 @@ def settle_threshold(plan: Plan, model: Model, examples: Examples | ShardedExamp
 
 
 def _check_possible(plan: Plan, examples: Examples | ShardedExamples) -> None:
-    """InputError for an example some of whose labels are missing, where the rules on templates leave no
-    labelling that agrees with the others."""
+    """InputError for an example with missing labels, if the rules on templates leave no labelling that
+    agrees with its known labels."""
     structure = plan.structure.value
     if not isinstance(structure, Declared) or structure.rules is None or not isinstance(examples, Examples):
         return
@@ -129,8 +130,8 @@ def _check_possible(plan: Plan, examples: Examples | ShardedExamples) -> None:
 def decoder_of(
     options: Options, info: Mapping[str, Any], classes: Sequence[str]
 ) -> tuple[str, np.ndarray | None]:
-    """What labels are chosen for, and the cost of errors where that decides. info : of the model that is
-    asked."""
+    """The measure that labels are chosen for, and the costs of errors if it needs them. info : the log of
+    the model that is asked."""
     if options.decode == "auto":
         return info.get("decode", "accuracy"), None
     return options.decode, None if options.costs is None else cost_matrix(options.costs, classes)
@@ -156,8 +157,8 @@ def _labels(examples: Examples | ShardedExamples) -> Iterable[np.ndarray]:
 
 
 def cost_matrix(costs: Any, classes: Sequence[str]) -> np.ndarray:
-    """(V, V) cost of each predicted label (column) where another is true (row), from a dict {true:
-    {predicted: cost}}, in which an error costs 1 unless it is named, or from such a matrix."""
+    """(V, V) cost of each predicted label (column) where another is true (row). costs : such a matrix, or a
+    dict {true: {predicted: cost}}, in which an error costs 1 unless it is named."""
     V, place = len(classes), "costs"
     if not isinstance(costs, Mapping):
         try:

@@ -1,11 +1,12 @@
 """The shape of the kernel on dense columns, learned before the fit: length-scales, how far columns are
 brought to the same size, and the balance of its linear and smooth parts.
 
-There are two ways. 'bound' fits the model itself to a few hundred tokens and moves the kernel to where the
-bound is largest: the better way where the kernel can be right. Where it cannot (pixels), the bound likes
-kernels that separate the training tokens with small weights, and 'regression' of single labels on the
-features, whose evidence is known in closed form (``gp.relaxation``), predicts better. Cross-validation
-decides (``plan.held_out``); beside templates of words there is one way only (``ways``)."""
+There are two ways of learning it. 'bound' fits the model itself to a few hundred tokens and moves the
+kernel to where the bound is largest. It is better where the kernel can be right. Where it cannot (pixels),
+the bound prefers kernels that separate the training tokens with small weights; 'regression', of single
+labels on the features, whose evidence is known in closed form (``gp.relaxation``), then predicts better.
+Cross-validation decides between them (``plan.held_out``); beside templates of words only 'regression' is
+tried (``ways``)."""
 
 from __future__ import annotations
 
@@ -32,28 +33,28 @@ from structgp.plan.pilot import BATCH_TOKENS, Pilot, sample
 from structgp.plan.resolve import Plan
 
 TOKENS, WORK = 1_000, 1e9
-"""Most tokens that a shape is learned from on the bound; and multiplications of one evaluation of its
-evidence, R N^3, half a second on one core."""
+"""Largest number of tokens from which a shape is learned on the bound; and of multiplications in one
+evaluation of its evidence, R N^3: half a second on one core."""
 
 REGRESSION_TOKENS = 700
-"""Most tokens that a shape is learned from by regression."""
+"""Largest number of tokens from which a shape is learned by regression."""
 
 COARSE = SecondOrder(n_draws=8, learning_rounds=16, learning_tolerance=0.002, max_rounds=16)
 FINE = SecondOrder(n_draws=8, learning_rounds=5, learning_tolerance=0.005, max_rounds=5)
-"""On half of those tokens, at an eighth of the cost per round, and then on all of them: size and
-length-scale trade off, and take more rounds to settle than a size alone. On generated data of
-``experiments.length_scales`` (seeds 100 to 102), six rounds on all tokens led to 1.74, 1.80, 1.79 for 1.5
-and 3.09, 2.98, 3.88 for 3; this to 1.70, 1.68, 1.62 and 3.08, 2.90, 3.74."""
+"""Optimisers of a fit on half of those tokens, at an eighth of the cost per round, and then of one on all
+of them: size and length-scale trade off, and take more rounds to settle than a size alone. On generated
+data of ``experiments.length_scales`` (seeds 100 to 102), six rounds on all tokens led to 1.74, 1.80, 1.79
+for 1.5 and 3.09, 2.98, 3.88 for 3; this to 1.70, 1.68, 1.62 and 3.08, 2.90, 3.74."""
 
 FEWEST_TO_HALVE = 200
-"""Tokens from which half of them come first: fewer are quick anyway."""
+"""Number of tokens from which there is a fit on half of them first: fewer are quick anyway."""
 
 
 @dataclass(frozen=True)
 class DenseShape:
-    """name : 'bound' or 'regression'. parameters : of the kernel, by name. basis : (V, R) with the
-    functions' amplitudes, None for one function per label; transition_sd : prior sd of a transition
-    score."""
+    """The learned shape of a kernel. name : 'bound' or 'regression'. parameters : those of the kernel, by
+    name. basis : (V, R) with the functions' amplitudes, None for one function per label. transition_sd :
+    prior sd of a transition score."""
 
     name: str
     parameters: dict[str, Tensor]
@@ -74,15 +75,16 @@ Way: TypeAlias = Callable[[Options, Plan, Examples, torch.Generator], DenseShape
 
 
 def ways(examples: Examples) -> tuple[Way, ...]:
-    """By which the shape may be learned where cross-validation decides. Beside templates of words the
-    bound's way takes three times as long, and predicted worse: at the same weight .373 against .349 per
-    token, left out of five TRAINING sets of ``experiments.vectors``."""
+    """The ways of learning the shape that cross-validation compares. Beside templates of words, 'bound'
+    takes three times as long as 'regression', and predicted worse: at the same data weight, the loss per
+    token was .373 against .349 on parts left out of five TRAINING sets of ``experiments.vectors``."""
     beside_words = tells_words_apart(examples.encoder, examples.n_tokens)
     return (by_regression,) if beside_words else (by_bound, by_regression)
 
 
 def by_bound(options: Options, plan: Plan, examples: Examples, generator: torch.Generator) -> DenseShape:
-    """On sequences drawn at random, each counted once. Cost: some 50 times R N^3 for N tokens."""
+    """The shape learned on the bound of sequences drawn at random, each counted once. Cost: some 50 times R
+    N^3 for N tokens."""
     basis = _basis(plan, examples)
     R = examples.n_labels if basis is None else basis.shape[1]
     most = int(min(TOKENS, (WORK / R) ** (1 / 3), examples.n_tokens))
@@ -101,8 +103,8 @@ def _on_bound(
     most: int,
     optimizer: SecondOrder,
 ) -> DenseShape:
-    """A shape learned on so many tokens, from another one; one without parameters stands for the kernel as
-    it is built."""
+    """The shape learned on the bound of ``most`` tokens, from an earlier shape, ``start``; one without
+    parameters stands for the kernel as it is built."""
     V = examples.n_labels
     part = _cropped(examples.part(sample(examples, most, generator)), most)
     tokens = flat_tokens([plan.split.node.select(rows) for rows in part.rows])
@@ -110,7 +112,7 @@ def _on_bound(
     dense, columns = split_kernel(kernel)[1:]
     if start.parameters:
         start.give(dense)
-    # All rows: those that are enough under one length-scale leave much open under a shorter one.
+    # All rows: inducing inputs that are enough under one length-scale leave much open under a shorter one.
     dense.whole = True
     dense.place(tokens[:, columns].unique(dim=0))
     node = DenseWeights(kernel, (V,), start.basis)
@@ -128,7 +130,7 @@ def _on_bound(
 def by_regression(
     options: Options, plan: Plan, examples: Examples, generator: torch.Generator
 ) -> DenseShape:
-    """On at most ``REGRESSION_TOKENS``. Cost: some 25 times N^3."""
+    """The shape learned by regression on at most ``REGRESSION_TOKENS`` tokens. Cost: some 25 times N^3."""
     known = [(rows[y >= 0], y[y >= 0]) for rows, y in zip(examples.rows, examples.y, strict=True)]
     known = [(plan.split.node.select(rows), y) for rows, y in known if len(y)]
     kernel = _kernel(options, plan, flat_tokens([rows for rows, _ in known]))
@@ -150,7 +152,7 @@ def by_regression(
 
 
 def _cropped(examples: Examples, most: int) -> Examples:
-    """The examples without what comes after so many tokens: one sequence alone may be longer."""
+    """The examples cut off after ``most`` tokens: one sequence alone may be longer."""
     ends = np.cumsum([len(x) for x in examples.rows])
     kept = [max(0, min(len(x), most - end + len(x))) for x, end in zip(examples.rows, ends, strict=True)]
     rows = [x[:n] for x, n in zip(examples.rows, kept, strict=True)]

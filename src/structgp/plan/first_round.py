@@ -1,4 +1,4 @@
-"""The first round of a trial, kept for others that differ from it in what counts from the second on."""
+"""The first round of a trial, kept for other trials that differ from it only from the second round on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from structgp.inference.checkpoint import Reached
 
 class FirstRound:
     """A checkpoint in memory, written once: after the first round, in which no scale of a kernel has moved,
-    so that tails have had no say. Trials that read it go on from there. Memory: one posterior."""
+    so that the tails have had no effect yet. Trials that read it continue from there. Memory: one
+    posterior."""
 
     def __init__(self) -> None:
         self._kept: tuple[dict[str, Any], torch.Tensor, Reached] | None = None
@@ -27,7 +28,8 @@ class FirstRound:
         return False
 
     def read(self, posterior: nn.Module, generator: torch.Generator) -> Reached | None:
-        """What was reached; the posterior and the generator are set, in place."""
+        """How far the fit has come, None if nothing has been kept; sets the posterior and the generator, in
+        place."""
         if self._kept is None:
             return None
         values, random, reached = self._kept

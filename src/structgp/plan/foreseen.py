@@ -1,7 +1,8 @@
-"""How long a fit with a function of values will take, from two calls of it, and whether to use all cores.
+"""Estimates how long a fit with a likelihood that only gives values will take, and whether to use all
+cores.
 
-A likelihood in NumPy may take a microsecond or a second. Who waits should know which before the fit, and
-other cores should help where that is worth their start. Letters: S draws."""
+A likelihood in NumPy may take a microsecond or a second. Users should know which before they wait for the
+fit, and other cores should help where that is worth starting them. Letters: S draws."""
 
 from __future__ import annotations
 
@@ -23,26 +24,27 @@ from structgp.structures import BlackBox, Differences
 logger = logging.getLogger("structgp")
 
 FEW, MANY = 16, 256
-"""Draws of the two calls: what they take tells the time of a call from that of a draw."""
+"""Numbers of draws of two calls, whose times tell the time per call from the time per draw."""
 
 NATURAL_STEPS = 20, 60
-"""Steps of natural gradients, with all their draws, that fits of the paper's tasks come between."""
+"""Fewest and most steps of natural gradients, each with all draws, that fits of the paper's tasks take."""
 
 GRADIENTS = 40, 150
-"""The same of gradients by differences, in a second-order fit."""
+"""The same for gradients by differences, in a second-order fit."""
 
 WORTH = 5.0
-"""Seconds, at the least, from which on other processes are started. Their start takes about one second."""
+"""Shortest time of a fit, in seconds, for which other processes are started. Starting them takes about one
+second."""
 
 LONG = 60.0
-"""Seconds from which on the estimate is said aloud."""
+"""Seconds from which the estimate is logged as a warning."""
 
 
 @dataclass(frozen=True)
 class Foreseen:
-    """seconds : the shortest and the longest that calls of the function are likely to take in all.
-    per_call, per_draw : seconds, on a sequence of median length. processes : that share the sequences.
-    name : of the function."""
+    """The expected time of a fit. seconds : the shortest and the longest time that calls of the function
+    are likely to take in all. per_call, per_draw : seconds, on a sequence of median length. processes :
+    number of processes that share the sequences. name : that of the function."""
 
     seconds: tuple[float, float]
     per_call: float
@@ -63,8 +65,8 @@ class Foreseen:
 
 
 def foresee(plan: Plan, examples: Any) -> Foreseen | None:
-    """What calls of a function without a gradient will take; None for other likelihoods and optimisers, and
-    where the function fails on the trial, which the fit will tell. Cost: three calls."""
+    """The time that calls of a function without a gradient will take; None for other likelihoods and
+    optimisers, and where the function fails on the trial, which the fit will report. Cost: three calls."""
     structure, optimizer, box = plan.structure.value, plan.optimizer.value, _function(plan)
     if box is None or box.has_gradient or not isinstance(examples, Examples):
         return None
@@ -96,7 +98,7 @@ def _function(plan: Plan) -> BlackBox | None:
 
 
 def _timed(box: BlackBox, y: np.ndarray, n_labels: int) -> tuple[float, float]:
-    """Seconds of a call, and of each draw in it."""
+    """Seconds per call, and per draw in it."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -116,8 +118,8 @@ def _timed(box: BlackBox, y: np.ndarray, n_labels: int) -> tuple[float, float]:
 
 
 def _shared(found: Foreseen, box: BlackBox) -> Foreseen:
-    """The same with the processes that the user asks for, or one per core where that is worth it and the
-    function can be sent to them."""
+    """The estimate with the processes that the user asks for, or one per core where that is worth it and
+    the function can be sent to them."""
     from joblib import effective_n_jobs
 
     single = box.kind != "numpy" or box.batched
@@ -132,7 +134,8 @@ def _shared(found: Foreseen, box: BlackBox) -> Foreseen:
 
 @contextmanager
 def in_processes(plan: Plan, examples: Any) -> Iterator[Foreseen | None]:
-    """Tells how long a fit will take, and has its function called in as many processes as are worth it."""
+    """Logs how long a fit will take, and has its function called in as many processes as are worth
+    starting."""
     found, box = foresee(plan, examples), _function(plan)
     if found is None or box is None:
         yield None
@@ -146,7 +149,7 @@ def in_processes(plan: Plan, examples: Any) -> Iterator[Foreseen | None]:
 
 
 def _words(seconds: float) -> str:
-    """A time as one says it."""
+    """A time in words."""
     for size, name in ((3600, "hours"), (60, "minutes")):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.0f} {name}"

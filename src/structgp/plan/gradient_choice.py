@@ -11,10 +11,10 @@ from structgp.plan.options import ESTIMATORS
 from structgp.structures import Structure
 
 OPEN_DRAWS = 32
-"""Draws of pathwise gradients for natural gradients and L-BFGS, where the user names none."""
+"""Number of draws of pathwise gradients for natural gradients and L-BFGS, where the user names none."""
 
 VALUE_DRAWS = 256
-"""The same of surrogates for natural gradients, which average over their steps. On one fold of the
+"""The same for surrogates in natural gradients, which average over their steps. On one fold of the
 segmentation task fits with 128, 256 and 512 ended within .03 nats per sequence of each other."""
 
 

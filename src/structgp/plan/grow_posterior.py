@@ -1,7 +1,8 @@
 """An earlier posterior, extended to new features and labels, as the start of a fit.
 
 A posterior of weights of sparse features grows with the data: what was known of old features and labels
-stays as it is, new ones begin at their prior. Others can only go on with the same features and labels."""
+stays as it is, new ones begin at their prior. Other posteriors can only go on with the same features and
+labels."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from structgp.plan.start import Start, edge_tokens
 
 
 def can_go_on(plan: Plan, before: Model, examples: Examples) -> bool:
-    """Whether the earlier posterior is of the kind that the plan asks for."""
+    """True if the earlier posterior is of the kind that the plan asks for."""
     if examples.split is not None or not before.spec.is_chain:
         return False
     old, transitions = before.posterior.node, before.posterior["next"]
@@ -53,7 +54,7 @@ def can_go_on(plan: Plan, before: Model, examples: Examples) -> bool:
 
 
 def start_from(plan: Plan, before: Model, examples: Examples) -> Start:
-    """The earlier posterior, which ``can_go_on``, as the start of a fit."""
+    """The earlier posterior, if it ``can_go_on``, as the start of a fit."""
     old = before.posterior
     if old.node.takes_minibatches:
         return Start(carried_over(before, examples), plan)
@@ -94,7 +95,7 @@ def carried_over(model: Model, examples: Examples) -> Posterior:
 
 
 def _copy(old: Table | Weights, new: Table | Weights, at: Any) -> None:
-    """Puts what ``old`` knows at these places of ``new``."""
+    """Copies what ``old`` knows to these places of ``new``."""
     with torch.no_grad():
         new.log_amplitude.copy_(old.log_amplitude)
         new.m[at] = old.m
@@ -109,7 +110,7 @@ def _sizes(view: EncoderView | FeatureEncoder) -> list[list[int]]:
 
 def _extended_basis(old: Tensor, n_labels: int) -> Tensor:
     """(V', R') with one function for each new label, as large as those of the old labels; the old functions
-    leave new labels alone. old : (V, R)."""
+    do not affect new labels. old : (V, R)."""
     V, R = old.shape
     basis = old.new_zeros((n_labels, R + n_labels - V))
     basis[:V, :R] = old

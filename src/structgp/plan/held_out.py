@@ -1,7 +1,7 @@
-"""How often the training data should count, and how far draws should lie from the posterior mean, chosen by
-predicting left-out training sequences.
+"""Chooses how often the training data should count, and how far draws should lie from the posterior mean,
+by predicting left-out training sequences.
 
-Scales that are learned on the bound are too small where sequences are few, and predictions then too timid.
+Where sequences are few, scales that are learned on the bound are too small, and predictions underconfident.
 Counting every sequence eta times, p(w) prod_n p(y_n | x_n, w)^eta, outweighs the prior and lets larger
 scales be learned. eta is chosen by cross-validation within the training set, with all scales learned anew
 in each fold. Where even then the draws differ too much from each other, as on tasks whose labels follow
@@ -53,42 +53,43 @@ from structgp.plan.trials import (
 logger = logging.getLogger("structgp.held_out")
 
 N_FOLDS, MOST_FOLDS = 3, 10
-"""Folds of training sets that have enough tokens (``CHEAP``, ``COSTLY``, ``DENSE``), and of those with half
-as many or fewer, which are quick to fit. Fits to two thirds of 20 sequences choose weights and spreads for
-less data than there is: on training sets of 20 generated product titles (not those of
+"""Number of folds for training sets that have enough tokens (``CHEAP``, ``COSTLY``, ``DENSE``), and for
+those with half as many or fewer, which are quick to fit. Fits to two thirds of 20 sequences choose weights
+and spreads for less data than there is: on training sets of 20 generated product titles (not those of
 ``experiments.few``), the NLL of other titles was .333 with 3 folds and .300 with 10, and confidence was
 .048 and .030 below accuracy."""
 
 HALVED = 2
-"""Folds that tell the learning curve, at most: a third one moved estimates by a hundredth."""
+"""Largest number of folds that tell the learning curve: a third one moved estimates by a hundredth."""
 
 CHEAP, COSTLY, DENSE = (1_000, 20_000), (1_000, 2_000), (500, 2_000)
-"""Folds are fitted until they have left out so many tokens, and to so many tokens each, about: for weights
-of sparse features; for values at inducing inputs, whose fits cost more, but are judged on the same tokens,
-so that what is expected of two kernels can be compared; and for weights of dense features. The error of a
-mean loss over a thousand tokens is a few hundredths, and the same tokens are used for every weight."""
+"""Number of left-out tokens at which there are enough folds, and number of tokens that each is fitted to,
+about: for weights of sparse features; for values at inducing inputs, whose fits cost more, but are judged
+on the same tokens, so that what is expected of two kernels can be compared; and for weights of dense
+features. The error of a mean loss over a thousand tokens is a few hundredths, and the same tokens are used
+for every data weight."""
 
 FEWEST_LEFT_OUT = 50
-"""Sequences that a fold leaves out at least, where it has them: about as many sentences as have a thousand
-tokens. Tokens of one document are alike, and a thousand may be three documents. On 120 TRAINING
-announcements of ``experiments.seminars`` (36,000 tokens), the NLL of 120 others was .0577 where four of
-them chose the weight, and .0488 where 40 did."""
+"""Least number of sequences that a fold leaves out, where it has as many: about as many sentences as have a
+thousand tokens. Tokens of one document are alike, and a thousand may be three documents. On 120 TRAINING
+announcements of ``experiments.seminars`` (36,000 tokens), the NLL of 120 others was .0577 where the data
+weight was chosen on four announcements, and .0488 where it was chosen on 40."""
 
 ANSWER_DRAWS = 32
-"""Draws of the predictions of dense features' weights, and of links, which come from joint draws: fewer
-than the default's. They raise the loss, by a tenth where many labels are rare, so label probabilities come
-without them where those of the fitted model will (``answers.local_points``), and values at inducing inputs
-have as many draws as the fitted model, or other kernels would seem better than theirs. The fits have as
-many draws as the real one: under a large weight, fewer are overfitted, and large weights would look worse
-than they are."""
+"""Number of draws in the predictions of weights of dense features, and of links, which come from joint
+draws: fewer than by default. So few draws raise the loss, by a tenth where many labels are rare. Label
+probabilities therefore come without joint draws where those of the fitted model will
+(``answers.local_points``), and values at inducing inputs have as many draws as the fitted model, or other
+kernels would seem better than theirs. The fits have as many draws as the real one: under a large data
+weight, fewer draws are overfitted, and large weights would look worse than they are."""
 
 
 def choose(
     options: Options, plan: Plan, examples: Examples, together: Processes = ALONE
 ) -> tuple[Plan, dict[str, Any] | None]:
     """The plan with its data weight chosen, and what was found, for the log; the plan as it is and None
-    where it leaves nothing open. The same for the same data and ``random_state``. Several processes all
-    choose, and all take what the first one has chosen."""
+    where it leaves nothing open. The result is the same for the same data and ``random_state``. Each of
+    several processes goes through the choice, and all take what the first one has chosen."""
     if plan.data_weight.value is not None:
         return plan, None
     began = time.monotonic()
@@ -143,13 +144,13 @@ def choose(
 
 
 def _variants(options: Options, plan: Plan, examples: Examples) -> list[Candidate]:
-    """The settings beside the weight that are compared: both ways to the shape of a kernel on dense
-    features (``ways``); heavy and light tails where all features are one group, and nothing else tells
-    good ones from bad ones."""
+    """The settings that are compared beside the data weight: the ways of learning the shape of a kernel on
+    dense features (``ways``); or heavy and light tails, where all features are one group and nothing else
+    tells good ones from bad ones."""
     if not plan.has_weights:
         return [Candidate()]
     if plan.has_dense:
-        # Learned once, on all sequences: a handful of numbers says nothing of single ones.
+        # Learned once, on all sequences: a handful of numbers says nothing about single sequences.
         seed = torch.Generator().manual_seed(int(options.random_state))
         if examples.split is not None:
             plan, examples = plan.of_tokens(), examples.tokens()
@@ -160,15 +161,16 @@ def _variants(options: Options, plan: Plan, examples: Examples) -> list[Candidat
 
 
 class Folds:
-    """Fits to parts of the training data, each of which leaves out a fold. n_judged : left-out tokens that
-    have a label, one which occurs in the rest too. n_fitted : tokens that a fold is fitted
-    to, on average. further : folds beyond those that have left out enough, where features are dense."""
+    """Fits to parts of the training data, each of which leaves out a fold. n_judged : number of left-out
+    tokens whose label is known and occurs in the rest too. n_fitted : number of tokens that a fold is
+    fitted to, on average. further : folds beyond those that have left out enough, where features are
+    dense."""
 
     def __init__(self, options: Options, plan: Plan, examples: Examples) -> None:
         self.folds: list[Fold] = []
         self.further: list[Fold] = []
         for n, (*parts, is_needed) in enumerate(_parts(options, plan, examples), 1):
-            # Draws of its own in each fold, so that their errors average out, and the same ones for all
+            # Each fold has draws of its own, so that their errors average out; they are the same for all
             # candidates.
             seed = (int(options.random_state) + n) % 2**63
             left_out, rest = map(examples.part, parts)
@@ -192,10 +194,11 @@ class Folds:
         return sum(fold.n_judged for fold in self.folds)
 
     def look_again(self, candidate: Candidate, found: BySpread, spread: float) -> BySpread | None:
-        """What was found under a candidate, with what the further folds predict too; these are among the
-        folds then. None where there are none, and where the spread that was taken is the best one already:
-        a second look is worth its fits only where caution decided. On digit strings of
-        ``experiments.digits`` (seeds 100 and 101), draws that the first fold alone chose were too wide."""
+        """What was found under a candidate, joined with the predictions of the further folds, which from
+        then on belong to the folds. None where there are no further folds, or the chosen spread is already
+        the one with the lowest loss: a second look is worth its fits only where caution decided. On digit
+        strings of ``experiments.digits`` (seeds 100 and 101), the spreads that the first fold alone chose
+        were too wide."""
         if not self.further or spread == best_spread(found):
             return None
         parts = [fold.predict(candidate, list(found)) for fold in self.further]
@@ -205,15 +208,16 @@ class Folds:
 
     def expected_f1(self, candidate: Candidate, spread: float) -> tuple[float, float]:
         """The F1 that the folds expect of their best spans under a candidate that was tried, and the
-        threshold that leads to it; zeros where labels are not spans. No label is looked at."""
+        threshold that leads to it; zeros where labels are not spans. It does not look at the true
+        labels."""
         key = (*candidate.key, spread)
         kept = (fold.answers[key].spans for fold in self.folds if key in fold.answers)
         return expected_f1([spans for each in kept for spans in each])
 
     def curve(self, candidate: Candidate, spread: float) -> Curve | None:
-        """How losses fall with more data, under a candidate that was tried: what fits to half as much lose
-        on the same tokens, those whose label they have seen. None where there is nothing to halve. Cost: a
-        fit to half of a fold's tokens for each of ``HALVED`` folds."""
+        """The learning curve under a candidate that was tried: its losses are compared with those of fits
+        to half as much, on the same tokens, those whose label the latter have seen. None where there is
+        nothing to halve. Cost: a fit to half of a fold's tokens for each of ``HALVED`` folds."""
         logger.info("choosing how often sequences count, by cross-validation: fits to half as much")
         key, few, many, tokens = (*candidate.key, spread), [], [], []
         asked = [fold for fold in self.folds[: self.n_halved] if key in fold.answers]
@@ -229,8 +233,8 @@ class Folds:
 
 
 def _parts(options: Options, plan: Plan, examples: Examples) -> Iterator[tuple[list[int], list[int], bool]]:
-    """Of each fold, the sequences that it leaves out, those that it is fitted to, and whether it is needed:
-    whether those before it have not left out enough."""
+    """Yields for each fold the sequences that it leaves out, those that it is fitted to, and whether it is
+    needed, because those before it have not left out enough."""
     lengths = np.array([len(rows) for rows in examples.rows])
     order = np.random.default_rng(int(options.random_state)).permutation(np.flatnonzero(lengths))
     enough, most = DENSE if plan.has_dense else CHEAP if plan.has_weights else COSTLY
@@ -248,14 +252,15 @@ def _parts(options: Options, plan: Plan, examples: Examples) -> Iterator[tuple[l
 
 
 def _n_folds(lengths: np.ndarray, enough: int) -> int:
-    """How many parts sequences of these lengths are cut into; no more than there are of them."""
+    """Number of parts that sequences of these lengths are cut into, at most one per sequence."""
     lacking = min(1.0, max(0.0, enough / max(1, lengths.sum()) - 1))
     return min(round(N_FOLDS + lacking * (MOST_FOLDS - N_FOLDS)), int(np.count_nonzero(lengths)))
 
 
 def shorter(plan: Plan) -> Plan:
-    """The plan of a trial: what comes after the scales have been learned hardly moves predictions. Where
-    the fit does not learn the kernel, only the scale of transitions moves, and trials are ``brief``."""
+    """The plan of a trial, which ends when the scales have been learned: later rounds hardly change
+    predictions. Where the fit does not learn the kernel, only the scale of transitions moves, and trials
+    are ``brief``."""
     optimizer = plan.optimizer.value
     assert isinstance(optimizer, SecondOrder)
     rounds = min(optimizer.max_rounds, optimizer.learning_rounds)
@@ -265,23 +270,25 @@ def shorter(plan: Plan) -> Plan:
 
 
 def _can_learn(plan: Plan, lengths: Sequence[int] | np.ndarray) -> bool:
-    """Whether sequences of these lengths leave something to learn from to transitions with features."""
+    """True unless transitions have features and sequences of these lengths leave them nothing to learn
+    from."""
     return plan.split.next is None or max(lengths) > 1
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Of each sequence left out. marginals : (T, V) label probabilities. spans : with their probabilities;
-    none where labels are not spans."""
+    """Answers for each left-out sequence. marginals : (T, V) label probabilities. spans : spans with their
+    probabilities; none where labels are not spans."""
 
     marginals: list[np.ndarray]
     spans: list[list[tuple[int, int, str, float]]]
 
 
 class Fold:
-    """One part of the data. Every candidate is fitted from nothing, as the real fit will be: learning of
-    scales ends before they settle, so where it ends depends on where it began. judged : of each sequence
-    left out, (T,) which tokens count. answers : by candidate and spread."""
+    """A part of the data that is left out, and fits to the rest. Every candidate is fitted from nothing, as
+    the real fit will be: learning of scales ends before they settle, so where it ends depends on where it
+    began. judged : for each left-out sequence, (T,) which tokens count. answers : those that were given, by
+    candidate and spread."""
 
     def __init__(self, options: Options, plan: Plan, rest: Examples, left_out: Examples) -> None:
         self.options, self.plan, self.examples, self.left_out = options, plan, rest, left_out
@@ -293,13 +300,13 @@ class Fold:
 
     @property
     def n_judged(self) -> int:
-        """Tokens that count, of sequences that do."""
+        """Number of tokens that count, in sequences whose weight is above 0."""
         found, weights = np.array([judged.sum() for judged in self.judged]), self.left_out.weights
         return int((found if weights is None else found[weights > 0]).sum())
 
     def predict(self, candidate: Candidate, spreads: Sequence[float]) -> list[np.ndarray]:
-        """Under each spread, (N, 6) the sums of ``Predictions`` for each sequence left out; where the fit
-        fails, as bad as can be."""
+        """For each spread, (N, 6) the sums of ``Predictions`` for each left-out sequence; as bad as can be
+        where the fit fails."""
         try:
             model = self.fitted(candidate)
         except torch.linalg.LinAlgError:
@@ -314,8 +321,8 @@ class Fold:
         return sums
 
     def _asked(self, model: Model, spreads: Sequence[float]) -> Iterator[Asked]:
-        """The sequences left out, under each spread: as the fitted model will answer where that takes no
-        joint draws, else by the same few draws."""
+        """Yields the left-out sequences under each spread: answered as the fitted model will answer, where
+        that takes no joint draws, else by the same few draws."""
         n_draws = ANSWER_DRAWS if self.plan.has_weights else model.n_draws
         question = Question(n_draws, None, self.plan.device.value, local=self.options.local)
 
@@ -335,8 +342,8 @@ class Fold:
             yield kept if spread == 1 else kept.narrowed(spread)
 
     def half(self) -> Fold | None:
-        """The same sequences left out of a fit to about half as many tokens, drawn at random; None where
-        nothing would be left to fit to, or to leave out."""
+        """The fold that leaves out the same sequences, with about half as many tokens to fit to, drawn at
+        random; None where halving leaves out nothing, or leaves nothing to learn from."""
         rest, plan = self.examples, self.plan
         order = np.random.default_rng(int(self.options.random_state)).permutation(len(rest.rows))
         ends = np.cumsum([len(rest.rows[i]) for i in order])
@@ -346,7 +353,7 @@ class Fold:
         return Fold(self.options, plan, rest.part(some), self.left_out)
 
     def judge(self, marginals: list[np.ndarray], judged: list[np.ndarray]) -> np.ndarray:
-        """(N, 6) the sums of ``Predictions`` for each sequence left out, over the tokens that count."""
+        """(N, 6) the sums of ``Predictions`` for each left-out sequence, over the tokens that count."""
         none: list[Any] = [None] * len(marginals)
         evidence = none if self.left_out.evidence is None else self.left_out.evidence
         parts = zip(marginals, self.left_out.y, judged, evidence, strict=True)
@@ -371,9 +378,10 @@ class Fold:
 def sums_of(
     p: np.ndarray, y: np.ndarray, judged: np.ndarray, evidence: np.ndarray | None = None
 ) -> list[float]:
-    """Of tokens with label probabilities p (T, V) and labels y (T,), negative where they are missing.
-    evidence : (T, V) what annotators' labels say in the place of y. The loss is then that of their labels,
-    up to a constant, and a prediction is right as often as they and p together make it."""
+    """The sums of ``Predictions`` over the tokens of a sequence. p : (T, V) label probabilities. y : (T,)
+    labels, negative where they are missing. judged : (T,) which tokens count. evidence : (T, V) what
+    annotators' labels say, in place of y. The loss is then that of their labels, up to a constant, and a
+    prediction is right with the probability that their labels and p together give it."""
     p = np.where(np.isfinite(p), p, 0.0)  # a weight under which the fit went astray is not chosen
     unseen = (y >= 0) & ~judged
     doubt = (1 - p[unseen].max(1)).sum()

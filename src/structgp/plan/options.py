@@ -62,9 +62,9 @@ class Prior:
     amplitude : prior variance of a node score, where the kernel is chosen by name, before anything is
         learned on the bound; 'auto' gives every active feature a weight of variance 1.
     transition_sd : prior standard deviation of a transition score; 0 leaves transitions out.
-    learn_kernel : learn the kernel: length-scales (and without the second-order fit template weights and
-        the balance of blocks) on the evidence of a Gaussian relaxation before the fit, the rest as the
-        optimiser's ``learn_scales`` says. 'auto' is True, except for the paper's presets.
+    learn_kernel : whether to learn the kernel: length-scales (and without the second-order fit template
+        weights and the balance of blocks) on the evidence of a Gaussian relaxation before the fit, the rest
+        as the optimiser's ``learn_scales`` says. 'auto' is True, except for the paper's presets.
     data_weight : how often every training sequence counts against the prior. 1 is Bayes' rule; more makes
         predictions more confident. 'auto' chooses it by cross-validation within the training set, which
         also tells how confident and how often right the model is on held-out tokens
@@ -91,7 +91,7 @@ class Weights:
     basis : 'label' gives each label a function of its own; 'contrast' leaves out the direction in which all
         labels move alike: V - 1 functions, the same model, a higher bound. 'auto' is 'contrast' where the
         structure ignores that direction, except for the paper's presets.
-    transition_covariance : of the transition scores, 'diagonal' or 'full'.
+    transition_covariance : covariance of the transition scores, 'diagonal' or 'full'.
     """
 
     basis: str = "auto"
@@ -104,13 +104,13 @@ class Inducing:
 
     Parameters
     ----------
-    n_inducing : most inducing inputs, picked from at most 8,000 training tokens. If fewer reproduce all
-        tokens, the model is the full GP. None for 1000, or one per token up to some 2,000 tokens where the
-        fit uses second order, or as many as leave 2 % of the prior variance open if those are fewer; or the
-        preset's number.
-    covariance : of the inducing values of a function: 'full'; 'low-rank', whose precision is a diagonal
-        plus ``rank`` directions; or 'diagonal' (in whitened coordinates). 'auto' is the first of them that
-        takes at most 512 MB and 2e12 multiplications per round.
+    n_inducing : largest number of inducing inputs, picked from at most 8,000 training tokens. If fewer
+        reproduce all tokens, the model is the full GP. None for 1000, or one per token up to some 2,000
+        tokens where the fit is second-order, or as many as leave 2 % of the prior variance open if those
+        are fewer; or the preset's number.
+    covariance : form of the covariance of a function's inducing values: 'full'; 'low-rank', whose precision
+        is a diagonal plus ``rank`` directions; or 'diagonal' (in whitened coordinates). 'auto' is the first
+        of them that takes at most 512 MB and 2e12 multiplications per round.
     rank : number of directions of 'low-rank', at most M; None for 64.
     basis, transition_covariance : see :class:`Weights`.
     """
@@ -171,10 +171,10 @@ class Parameters:
 
 @dataclass
 class Options(Parameters):
-    """Parameters, checked, and what their names stand for: family and optimizer, None where they are left
-    open; preset, one of the paper's or None; learns_kernel; torch_device; local, whether
-    probabilities of single labels may come from points for each token rather than from the draws
-    (``answers.local_points``). InputError for the first parameter that is not possible."""
+    """Parameters, checked, and what their names stand for. family, optimizer : None where they are left
+    open. preset : one of the paper's, or None. local : whether probabilities of single labels may come from
+    points for each token rather than from the draws (``answers.local_points``). InputError for the first
+    parameter whose value is not possible."""
 
     family: Family | None = field(init=False)
     optimizer: Optimizer | None = field(init=False)
@@ -228,16 +228,16 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 ANSWER_DRAWS = 128
-"""Draws that answers average over where nothing is said: with fewer, the loss of NLL on left-out thirds of
-the training data is several hundredths (``python -m experiments.answer_draws``)."""
+"""Default number of draws that answers average over: with fewer, the NLL on left-out thirds of the training
+data is higher by several hundredths (``python -m experiments.answer_draws``)."""
 
 
 LINKED_DRAWS = 512
 """The same for a chain with tables of links, ``Spec.is_linked_chain``: a draw tells little there, since all
 of a document has to be right in it. Chosen on the TRAINING announcements of fold 0 of
-``experiments.seminars``, cut into fifths, of which two were predicted by fits to the other four. Their NLL,
-averaged over two to four seeds, was .0351 and .0304 with 128 draws, .0337 and .0304 with 256, .0328 and
-.0303 with 512, and .0321 and .0293 with 1,024, which take twice as long."""
+``experiments.seminars``, cut into fifths, two of which were predicted, each by a fit to the other four.
+Their NLL, averaged over two to four seeds, was .0351 and .0304 with 128 draws, .0337 and .0304 with 256,
+.0328 and .0303 with 512, and .0321 and .0293 with 1,024, which take twice as long."""
 
 
 def answer_draws(n_draws: int | str, linked: bool) -> int:
@@ -249,10 +249,10 @@ def answer_draws(n_draws: int | str, linked: bool) -> int:
 
 
 WHOLE = {"n_draws": 0, "random_state": 0, "n_components": 1, "n_inducing": 1, "rank": 1}
-"""Whole numbers and the least that each may be; None leaves the last two open."""
+"""Parameters that are whole numbers, and the least that each may be; None leaves the last two open."""
 
 LARGEST_AMPLITUDE = 1e6
-"""Prior variance of a score: beyond scores of 1000 every probability is 0 or 1, and no bound can be
+"""Largest prior variance of a score: beyond scores of 1000 every probability is 0 or 1, and no bound can be
 estimated from draws."""
 
 _POSSIBLE: dict[str, Callable[[Any], bool]] = {
@@ -282,14 +282,14 @@ _WORDS = {
     "predict_with": ("a structure", "'auto', 'chain' or a structure"),
     "n_jobs": ("a number of processes", "1 or more, -1 for one per core, or None"),
 }
-"""What a field must be, and what to use in its place."""
+"""What a field must be and what to use instead, for error messages."""
 
 MAY_BE_0 = {"max_seconds", "reductions", "learning_rounds", "node_steps", "transition_steps", "hyper_steps"}
 """Numbers of an optimiser that may be 0, beside its tolerances."""
 
 
 def _check_fields(owner: Any) -> None:
-    """InputError for the first field of an option object that is not possible."""
+    """InputError for the first field of an option object whose value is not possible."""
     is_optimizer = not isinstance(owner, Options | Prior | Family | Custom)
     for name, value in vars(owner).items():
         what, remedy = _WORDS.get(name, ("", ""))
@@ -364,8 +364,8 @@ SAVED: dict[str, type] = {
 """Option objects that a model file keeps."""
 
 NOT_OF_THE_FIT = ("inference", "n_draws", "decode", "costs", "class_weight", "device", "verbose")
-"""Parameters that a fit does not depend on, so that one that was cut off may go on with others; and the
-optimiser, which its plan names."""
+"""Parameters that a fit does not depend on, so that an interrupted fit may go on with other values of them;
+and the optimiser, which its plan names."""
 
 
 def to_json(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -395,7 +395,7 @@ def from_json(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fingerprint(options: Options) -> dict[str, Any]:
-    """What tells a fit with these options from a fit with others."""
+    """Identifies a fit with these options among fits with others."""
     names = [f.name for f in fields(options) if f.init and f.name not in NOT_OF_THE_FIT]
     found = {name: _told(getattr(options, name)) for name in names}
     if isinstance(options.structure, Custom):
@@ -404,8 +404,8 @@ def fingerprint(options: Options) -> dict[str, Any]:
 
 
 def _told(value: Any) -> Any:
-    """What tells one value of a parameter from another, where its text may not: the code of functions, the
-    numbers of kernels."""
+    """Identifies the value of a parameter where its text may not: by the code of functions, the numbers of
+    kernels."""
     if isinstance(value, torch.nn.Module):
         return type(value).__name__, [(k, v.tolist()) for k, v in value.state_dict().items()]
     code = getattr(value, "__code__", None)
@@ -419,8 +419,8 @@ def _told(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON gives it back, without NumPy's numbers and arrays; None where JSON cannot hold
-    it."""
+    """The value as JSON gives it back, with NumPy's numbers and arrays made plain; None where JSON cannot
+    hold it."""
     try:
         return json.loads(json.dumps(value, default=lambda number: number.tolist()))
     except (AttributeError, TypeError, ValueError):

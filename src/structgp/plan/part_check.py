@@ -1,4 +1,4 @@
-"""Whether new data make a model worse that knows earlier data through its posterior alone."""
+"""Checks whether new data make a model worse, if it knows earlier data through its posterior alone."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from structgp.plan.run import Fit
 from structgp.plan.trials import Predictions
 
 FEWEST_SEQUENCES = 10
-"""Below, a part tells nothing of itself."""
+"""Number of sequences below which a part is not checked: it tells too little."""
 
 MOST_TOKENS = 20_000
-"""Parts of more tokens are not checked: they outweigh what a poor memory of others loses."""
+"""Number of tokens above which a part is not checked: a large part outweighs what is lost by a poor memory
+of earlier data."""
 
 
 def warn_of_part(options: Options, plan: Plan, before: Model, examples: Examples) -> None:
@@ -37,9 +38,9 @@ def warn_of_part(options: Options, plan: Plan, before: Model, examples: Examples
 def what_a_part_does(
     options: Options, plan: Plan, before: Model, examples: Examples
 ) -> tuple[Predictions, Predictions] | None:
-    """What the model predicts of the part's own sequences, before it has learned from the others of them,
-    and after: one half is predicted from the other half, and the other way round. None for parts that are
-    too small or too large to tell. Cost: that of a fit of the part."""
+    """Predictions for the part's own sequences before and after the model has learned from others of them:
+    each half is predicted before and after a fit to the other half. None for parts that are too small or
+    too large to tell. Cost: that of a fit of the part."""
     there = np.array([i for i, rows in enumerate(examples.rows) if len(rows)])
     if len(there) < FEWEST_SEQUENCES or examples.n_tokens > MOST_TOKENS:
         return None
@@ -58,7 +59,7 @@ def what_a_part_does(
 
 
 def _judge(model: Model, left_out: Examples, known: np.ndarray) -> np.ndarray:
-    """(N, 6) the sums of ``Predictions``. known : (V,) labels that count, those which the model knew."""
+    """(N, 6) the sums of ``Predictions``. known : (V,) which labels count: those that the model knew."""
     question = Question(ANSWER_DRAWS, None)
     found = Asked(model, question, left_out.rows, left_out.links).marginals()
     parts = zip(found, left_out.y, strict=True)

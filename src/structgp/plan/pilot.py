@@ -1,8 +1,8 @@
 """A first fit on a part of the data, which learns what the features are worth before the real fit.
 
-Learning scales takes several rounds of second-order fits, each cubic in the number of tokens, and asks for
-a full GP: inducing inputs that leave variance open make the bound prefer kernels that need few of them. A
-few hundred tokens tell the scales well enough to choose inducing inputs under them."""
+Learning scales takes several rounds of second-order fits, each cubic in the number of tokens, and needs a
+full GP: inducing inputs that leave variance open make the bound prefer kernels that need few of them. A few
+hundred tokens tell the scales well enough to choose inducing inputs under them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from structgp.plan.resolve import Plan
 TOKENS = 400
 OPTIMIZER = SecondOrder(n_draws=8, learning_rounds=10, brief=True)
 WORTH_IT = 1.25
-"""A pilot on most of the data would cost what it saves."""
+"""Factor on ``TOKENS``: with no more tokens than this there is no pilot, since one on most of the data
+would cost what it saves."""
 
 BATCH_TOKENS = 1_000
 
@@ -44,7 +45,7 @@ class Pilot:
 
 
 def sample(examples: Examples, n_tokens: int, generator: torch.Generator) -> list[int]:
-    """Sequences drawn at random until they have so many tokens."""
+    """Numbers of sequences that are drawn at random until they have ``n_tokens`` tokens."""
     lengths = [len(r) for r in examples.rows]
     there = [i for i, length in enumerate(lengths) if length]
     order = [there[n] for n in torch.randperm(len(there), generator=generator).tolist()]
@@ -62,7 +63,7 @@ def run_pilot(
 ) -> Pilot | None:
     """Learns the scales of ``kernel``, in place, on about ``TOKENS`` tokens of sequences drawn at random;
     None, and nothing done, where there are few more than that. tokens : (N, W) of all examples, in order.
-    basis : (V, R) where it starts, None for one function per label."""
+    basis : (V, R) at the start, None for one function per label."""
     if examples.n_tokens <= WORTH_IT * TOKENS:
         return None
     some = sample(examples, TOKENS, generator)

@@ -1,4 +1,4 @@
-"""Which structure answers questions once a likelihood has been fitted, and how."""
+"""Chooses which structure answers questions once a likelihood has been fitted, and how."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How labellings of a declared structure will be summed over, told before the fit: which program, why, and
-at what cost."""
+"""Tells before the fit how labellings of a declared structure will be summed over: by which program, why,
+and at what cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from structgp.structures.graph.elimination import entries_of
 from structgp.structures.graph.program_choice import budgets
 
 BRACKETED = 20
-"""Examples that log Z is bracketed on: a second or two."""
+"""Number of examples for which log Z is bracketed: a second or two."""
 
 TOLD = {
     "exact": "elimination",
@@ -33,7 +33,7 @@ def graph_of(options: Options) -> Spec | None:
 
 
 def refuse_graph(options: Options, place: str) -> None:
-    """InputError where a structure beyond the chain is used with what knows sequences alone."""
+    """InputError where a structure beyond the chain is used with something that knows sequences alone."""
     spec = graph_of(options)
     if spec is not None:
         raise InputError(
@@ -62,8 +62,8 @@ def program_of(spec: Spec, examples: Examples) -> Choice[str]:
 
 
 def bracket_of(model: Model, examples: Examples) -> dict[str, float] | None:
-    """Bounds of log Z from below and above, averaged over some training examples, where the tree-reweighted
-    bound stands in for it; at the posterior mean. None where it is exact, or neither is known."""
+    """Lower and upper bounds of log Z at the posterior mean, averaged over some training examples, where
+    the tree-reweighted bound stands in for log Z. None where log Z is exact, or no bounds are known."""
     spec = model.spec
     if spec.is_chain or spec.has_segments or spec.program in ("exact", "loopy", "gibbs"):
         return None
@@ -85,8 +85,8 @@ def _largest(entries: torch.Tensor) -> int:
 
 
 def _entries(examples: Examples, spec: Spec) -> tuple[torch.Tensor, torch.Tensor]:
-    """(N,) twice, of each example that has nodes: table entries, infinite where they are far beyond the
-    budget, and the budget."""
+    """For each example that has nodes, (N,) the number of table entries, infinite where it is far beyond
+    the budget, and (N,) the budget."""
     found, allowed = [], []
     for index in by_length([len(rows) for rows in examples.rows], 4_000):
         batch = pad(examples.rows, None, examples.encoder.pad_row, index, None, examples.n_layers)

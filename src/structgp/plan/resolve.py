@@ -42,8 +42,8 @@ from structgp.structures import (
 )
 
 LATER_LEARNING_ROUNDS = 0
-"""How often the kernel moves in a ``partial_fit`` that has nothing but the posterior of earlier data: with
-every part it would move a little further, and never back."""
+"""Number of times that the kernel moves in a ``partial_fit`` that knows earlier data through their
+posterior alone: with every part it would move a little further, and never back."""
 
 
 @dataclass(frozen=True)
@@ -51,22 +51,23 @@ class Plan:
     """What is fitted and how.
 
     structure : with constraints, and with differences for slopes where it has only values. spec : the
-    templates that have potentials; split : what each of them sees of a token's features; transition_sd :
+    templates that have potentials. split : what each template sees of a token's features. transition_sd :
     prior sd of a transition score, 0 without transitions. predictor : a structure of the user's own that
     answers, None for the declared one. kernel : names or kernels by kind of feature. posterior : the
     family, with 'auto' left only where the inducing inputs decide. has_dense : whether nodes have dense
-    features; shape : of the kernel on those, a ``DenseShape``, None until it has been learned. tails :
-    degrees of freedom of sparse features' weights, None for the usual ones. trial : whether this fit only
-    serves to choose. covariance : 'full', 'low-rank', 'diagonal', of ``rank`` directions. precision : of
-    the fit. on_bound : whether the fit itself learns what each feature is worth. data_weight : how often
-    every training sequence counts; None, which stands for once, until cross-validation has chosen it.
-    constraints : the scheme that all training labellings obey, or the user's. decode : what labels are
-    chosen for unless the user says it. threshold : least probability of a span that is predicted for the
-    best F1, None where labels are not spans. program : how labellings are summed over, None for a chain.
-    answers : how a likelihood of the user's own answers. annotators : what is learned of them, None where
-    labels are not those of several. word_parts : the feature whose values are taken apart. tables : what
-    those beyond a chain are learned from, where they are not fitted with the rest. spread : factor
-    on how far draws lie from the posterior mean."""
+    features. shape : that of the kernel on dense features, a ``DenseShape``, None until it has been
+    learned. tails : degrees of freedom of the prior of sparse features' relevances, None for the usual
+    ones. trial : whether this fit only serves to choose. covariance : 'full', 'low-rank' with ``rank``
+    directions, or 'diagonal'. precision : floating-point precision of the fit. on_bound : whether the fit
+    itself learns what each feature is worth. data_weight : how often every training sequence counts; None,
+    which stands for once, until cross-validation has chosen it. constraints : the scheme that all training
+    labellings obey, or the user's. decode : the measure that labels are chosen for, unless the user names
+    one. threshold : least probability of a span that is predicted for the best F1, None where labels are
+    not spans. program : how labellings are summed over, None for a chain. answers : how a likelihood of the
+    user's own answers. annotators : what is learned of annotators, None where labels are not those of
+    several. word_parts : the feature whose values are taken apart. tables : what the tables beyond a chain
+    are learned from, where they are not fitted with the rest. spread : factor on how far draws lie from the
+    posterior mean."""
 
     structure: Choice[Structure]
     kernel: Choice[KernelChoice]
@@ -105,7 +106,7 @@ class Plan:
 
     @property
     def answers_spans(self) -> bool:
-        """Whether the structure that answers knows probabilities of spans."""
+        """True if the structure that answers knows probabilities of spans."""
         if self.structure.value.many_templates:
             return self.structure.value.has_walk
         return self.predictor is None or self.predictor.has_spans
@@ -116,11 +117,11 @@ class Plan:
 
     def transition_labels(self, V: int) -> tuple[int, int]:
         """Shape of the table of transition scores. Without transitions it has one score, which nothing
-        reads: V^2 of them would take most of the time and memory where labels are many."""
+        reads: V^2 of them would take most of the time and memory where there are many labels."""
         return (1, 1) if self.spec.next is None else (V, V)
 
     def of_tokens(self) -> Plan:
-        """The same for nodes by themselves."""
+        """The plan for nodes by themselves."""
         spec = Spec((Template("node", 1, None, self.spec.node.without),))
         split = FeatureSplit(self.split.encoder, spec)
         alone = Choice[Structure](Chain(spec=spec), "nodes by themselves")
@@ -330,8 +331,8 @@ def _settings(
 
 def as_before(plan: Plan, options: Options, info: Mapping[str, Any]) -> Plan:
     """The plan with the data weight, the spread, the tails and the threshold of an earlier fit, unless
-    others are asked for. info : the log of that fit; those of versions that lack the first two had them at
-    1."""
+    others are asked for. info : the log of that fit; where it lacks the first two, as in earlier versions,
+    they were 1."""
     found: dict[str, Any] = {}
     for name in ("data_weight", "spread"):
         asked, before = getattr(options.prior, name), info.get("plan", {}).get(name, {}).get("value", 1.0)
@@ -346,7 +347,7 @@ def as_before(plan: Plan, options: Options, info: Mapping[str, Any]) -> Plan:
 
 
 def check_together(together: Processes, plan: Plan) -> None:
-    """InputError unless several processes can share the fit: of weights, in closed form or batch by
+    """InputError unless several processes can share the fit: one of weights, second-order or batch by
     batch."""
     optimizer = plan.optimizer.value
     alone = plan.has_dense or not plan.has_weights
@@ -357,8 +358,8 @@ def check_together(together: Processes, plan: Plan) -> None:
 
 
 def _for_shards(options: Options) -> Options:
-    """The options with what shards decide filled in: one weight per feature, and one site per batch, so
-    that the fit needs one batch of the data at a time."""
+    """The options, with those that shards decide filled in: one weight per feature, and one site per batch,
+    so that the fit needs one batch of the data at a time."""
     if isinstance(options.family, Inducing | Mixture):
         problem = "inducing inputs are chosen from data in memory"
         raise InputError("posterior", problem, "use 'auto' or 'weights' on shards")

@@ -45,14 +45,15 @@ BATCH_TOKENS = {"weights": 4_000, "inducing": 1_000}
 """Tokens per batch, about, by family of the posterior."""
 
 TIMES_ON_GPU = 16
-"""Batches are so much larger there, where launches cost more than the work of a small one."""
+"""Factor by which batches are larger on a GPU, where launches cost more than the work of a small batch."""
 
 MOST_OPEN_VARIANCE = 0.25
-"""Of a score, what inducing inputs may leave open without a warning: with a curvature of at most 1/4, some
-3 hundredths of a nat per token and function. Not chosen on data."""
+"""Variance of a score that inducing inputs may leave open without a warning: with a curvature of at most
+1/4, some 3 hundredths of a nat per token and function. Not chosen on data."""
 
 TRACE_POINTS = 400
-"""Steps whose bound a model file keeps, evenly spaced, the first and the last among them."""
+"""Largest number of steps whose bound a model file keeps: evenly spaced, the first and the last among
+them."""
 
 Dev = tuple[list[Any], list[Any]]
 
@@ -70,7 +71,7 @@ def check_dev(X_dev: Any, y_dev: Any, early_stopping: Any) -> None:
 
 
 def check_shards(y: Any, sample_weight: Any, early_stopping: bool, goes_on: bool) -> None:
-    """InputError for what cannot go with data on disk."""
+    """InputError for arguments that do not go with data on disk."""
     for name, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
             raise InputError(name, "given beside shards, which hold tokens and labels", "leave it out")
@@ -84,10 +85,10 @@ def check_shards(y: Any, sample_weight: Any, early_stopping: bool, goes_on: bool
 
 @dataclass(frozen=True)
 class Fit:
-    """What goes into one fit. seen_before : the model whose data count too. dev : data to score;
-    early_stopping : stop by their likelihood. checkpoint : file for the state of the fit. held_out : what
-    cross-validation has found, for the log; error_ratio : of it, from an earlier fit. confusions : what is
-    known of annotators, moved in place by the fit."""
+    """What goes into one fit. seen_before : the model of earlier data, which count too. dev : data to
+    score. early_stopping : whether their likelihood decides when to stop. checkpoint : file for the state
+    of the fit. held_out : what cross-validation has found, for the log. error_ratio : that of an earlier
+    fit's cross-validation. confusions : what is known of annotators, moved in place by the fit."""
 
     options: Options
     examples: Examples | ShardedExamples
@@ -115,7 +116,8 @@ class Fit:
                 StructgpWarning,
                 stacklevel=4,
             )
-        # Before the fit too, which may make a kernel small that its inducing inputs cannot follow.
+        # The value before the fit counts too: the fit may shrink a kernel that its inducing inputs cannot
+        # follow.
         left = max(left, self.start.open_variance)
         if left > MOST_OPEN_VARIANCE:
             warnings.warn(
@@ -180,7 +182,7 @@ class Fit:
         return self.model({}, copy.deepcopy(self.start.posterior).to("cpu"))
 
     def model(self, info: dict[str, Any], posterior: Any = None) -> Model:
-        """The model, with the counts of the data in its ``info``; those of the model before count too."""
+        """The model, with the counts of the data in its ``info``, including those of ``seen_before``."""
         examples, posterior = self.examples, self.start.posterior if posterior is None else posterior
         counts = dict(zip(examples.labels.classes, examples.label_counts.tolist(), strict=True))
         seen: dict[str, Any] = {"n_sequences": examples.n_sequences, "n_tokens": examples.n_tokens}
@@ -225,7 +227,8 @@ class Fit:
         return Annotators.of(self.confusions, self.examples.given, self.examples.labels.classes)
 
     def _optimizer(self, plan: Plan) -> Optimizer:
-        """That of the plan; with what annotators' labels are worth, where that is to be learned."""
+        """The plan's optimiser; where labels are those of annotators, one that learns what these are worth
+        too."""
         optimizer, known = plan.optimizer.value, self.confusions
         if known is None or not isinstance(self.examples, Examples) or self.examples.given is None:
             return optimizer
@@ -249,13 +252,13 @@ class Fit:
             most_tokens = max(1, most_tokens // examples.n_labels)
         labels = examples.y if examples.evidence is None else examples.evidence
         data = examples.rows, labels, examples.encoder.pad_row, most_tokens
-        # With minibatches a process visits some of the batches that all have (``inference.rounds``).
+        # With minibatches, all processes have all batches, and each visits some (``inference.rounds``).
         together = ALONE if isinstance(optimizer, Minibatch) else self.together
         batches = make_batches(*data, plan.sequence_weights(examples), together, examples.n_layers)
         return [plan.split(b) if examples.split is None else examples.as_graphs(b) for b in batches]
 
     def _watch(self, dev: Dev) -> Watch:
-        """Looks at the dev data after each step, where that decides when to stop."""
+        """Early stopping by the likelihood of the dev data, which is computed after each step."""
         X = dev[0]
         truth = all_labelled(self.model_now().ask(X).labels_given(dev[1]))
         if not any(y and set(y) <= set(self.examples.labels.classes) for y in truth):
@@ -282,7 +285,7 @@ class Fit:
         return (other, shared) if other.is_there and not kept.is_there else (kept, plan)
 
     def _fingerprint(self, plan: Plan) -> str:
-        """What tells this fit from another: its options, data, optimiser and gradient estimator."""
+        """Identifies this fit: by its options, data, optimiser and gradient estimator."""
         optimizer = plan.optimizer.value
         parts = (
             fingerprint(self.options),
@@ -297,8 +300,8 @@ class Fit:
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def _keeps_sites_on_disk(self, plan: Plan) -> bool:
-        """On shards; and where processes share a checkpoint, which another number of them may go on
-        from."""
+        """True on shards, and where several processes share a checkpoint, from which another number of
+        processes may go on."""
         optimizer = plan.optimizer.value
         if not isinstance(optimizer, Minibatch) or optimizer.sites_folder is not None:
             return False
@@ -308,7 +311,7 @@ class Fit:
     @contextmanager
     def _sites(self, plan: Plan) -> Iterator[Plan]:
         """The plan with its sites on disk: beside the checkpoint, where they stay if the fit is cut off, or
-        in a folder of the shards' that is removed after training, one per process."""
+        in the shards' folder, in a temporary folder per process that is removed after training."""
         optimizer = plan.optimizer.value
         assert isinstance(optimizer, Minibatch)
         with ExitStack() as stack:

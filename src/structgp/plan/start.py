@@ -51,32 +51,33 @@ ENOUGH = 0.02
 """Share of the prior variance that inducing inputs may leave open, under a kernel that is known."""
 
 OPEN_VARIANCE = 0.04
-"""Of a score, what inducing inputs may leave open: with a curvature of at most 1/4, a hundredth of a nat
-per token and function."""
+"""Variance of a score that inducing inputs may leave open: with a curvature of at most 1/4, a hundredth of
+a nat per token and function."""
 
 MOST_NYSTROM, MOST_NYSTROM_WORK = 1_000, 5e10
-"""Most inducing inputs of a smooth kernel in weight space; and multiplications per round, a second or two
-on one core."""
+"""Largest number of inducing inputs of a smooth kernel in weight space; and of multiplications per round: a
+second or two on one core."""
 
 MOST_ROOTS = 3e7
-"""Numbers of the roots of their covariances, one matrix per function: 240 MB, and a round holds some seven
-times as much."""
+"""Largest number of entries in the roots of the covariances at these inducing inputs, one matrix per
+function: 240 MB, and a round holds some seven times as much."""
 
 TRIAL_SHARE = 0.1
-"""Of that work, what a fit may take that only serves to choose."""
+"""Share of ``MOST_NYSTROM_WORK`` that a fit may take which only serves to choose."""
 
 NYSTROM_CANDIDATES = 4_000
-"""Tokens that they are picked from."""
+"""Number of tokens that inducing inputs in weight space are picked from."""
 
 INDUCING_CANDIDATES = 8_000
-"""Tokens that inducing inputs are picked from: this many at random from a larger corpus."""
+"""Number of tokens that other inducing inputs are picked from: this many at random from a larger corpus."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """posterior : where the fit begins. plan : with the form of the covariances settled. residual : share
-    of the prior variance that inducing inputs leave open; in weight space, of the smooth part's. within :
-    the start of a part of the model that alone is fitted, with the same blocks; None for all of it."""
+    """The start of a fit. posterior : where the fit begins. plan : with the form of the covariances
+    settled. residual : share of the prior variance that inducing inputs leave open; in weight space, share
+    of the smooth part's variance. within : the start of the only part of the model that is fitted, with the
+    same blocks; None where all of it is fitted."""
 
     posterior: Posterior
     plan: Plan
@@ -94,8 +95,8 @@ class Start:
     @property
     def open_variance(self) -> float:
         """Prior variance of a score, on average, that the smooth part's inducing inputs leave open in
-        weight space: ``residual`` times the variance of the smooth part as it is now: before the fit
-        as the pilot has learned it, after the fit as the fit has."""
+        weight space: ``residual`` times the current variance of the smooth part, which is that learned by
+        the pilot before the fit, and that learned by the fit after it."""
         node = self.posterior.node
         if self.dense is None or not self.dense.has_nystrom:
             return 0.0
@@ -105,8 +106,8 @@ class Start:
 
 
 class KernelOnce:
-    """The kernel of values at inducing inputs, with its shape learned, for fits to the same data from the
-    same random numbers: how often the data count has no part in it."""
+    """Keeps the kernel of values at inducing inputs, with its shape learned, for several fits to the same
+    data with the same random numbers: the shape does not depend on how often the data count."""
 
     def __init__(self) -> None:
         self._kept: tuple[Kernel, Relaxation | None, Tensor] | None = None
@@ -114,7 +115,7 @@ class KernelOnce:
     def learned(
         self, plan: Plan, examples: Examples, kernel: Kernel, tokens: Tensor, generator: torch.Generator
     ) -> tuple[Kernel, Relaxation | None]:
-        """As of ``learn_kernel``."""
+        """The result of ``learn_kernel``, which is called only once."""
         if self._kept is None:
             found = learn_kernel(kernel, tokens, examples.y, plan.on_bound, generator)
             self._kept = *found, generator.get_state()
@@ -160,7 +161,8 @@ def start_of(
 
 
 def _graph_start(options: Options, plan: Plan, examples: Examples, generator: torch.Generator) -> Start:
-    """Nodes of each layer as if they were independent, and a block for every other template."""
+    """A start with nodes of each layer as if they were independent, and a block for every other
+    template."""
     split, templates = examples.split, plan.spec.templates
     assert split is not None
     blocks: dict[str, Any] = {}
@@ -227,9 +229,10 @@ def _dense_start(
 
 
 def pick_nystrom(dense: DenseKernel, rows: Tensor, most: int, size: float = 1.0, *, seed: int) -> float:
-    """Places the inducing inputs of the smooth part at rows (N, D); returns the share of its variance that
-    they leave open: so little that scores lose no more than ``OPEN_VARIANCE`` on average, or what ``most``
-    of them leave. size : variance of a score where that of the kernel is 1."""
+    """Places the inducing inputs of the smooth part at some of the rows (N, D); returns the share of its
+    variance that they leave open. There are as many as it takes for scores to lose no more than
+    ``OPEN_VARIANCE`` on average, but at most ``most``. size : variance of a score where that of the kernel
+    is 1."""
     if len(rows) > NYSTROM_CANDIDATES:
         some = np.random.default_rng(seed).choice(len(rows), NYSTROM_CANDIDATES, replace=False)
         rows = rows[torch.from_numpy(some)]
@@ -279,8 +282,8 @@ def _inducing_start(
 def _posterior(
     node: Any, plan: Plan, examples: Examples | ShardedExamples, sd: float | None = None
 ) -> Posterior:
-    """Nodes, and transitions: a table of scores, or with features one weight per feature. sd : prior
-    standard deviation of a transition score, None for the plan's."""
+    """The posterior of nodes and transitions. These have a table of scores, or, with features, one weight
+    per feature. sd : prior standard deviation of a transition score, None for the plan's."""
     V, sd = node.n_scores, plan.transition_sd if sd is None else sd
     if plan.split.next is None:
         family = FullTable if plan.posterior.value.transition_covariance == "full" else Table
@@ -303,12 +306,12 @@ def edge_tokens(view: EncoderView, examples: Examples) -> Tensor:
 def learn_kernel(
     kernel: Kernel, tokens: Tensor, labels: Sequence[np.ndarray], on_bound: bool, generator: torch.Generator
 ) -> tuple[Kernel, Relaxation | None]:
-    """The kernel, its shape learned if it has any, at the amplitude it started with. on_bound : whether the
-    fit will go on learning what each feature is worth. tokens : (N, W), sequence after sequence; labels :
-    one (T,) array per sequence."""
+    """The kernel with its shape learned, if it has any, at the amplitude it started with. on_bound :
+    whether the fit will go on learning what each feature is worth. tokens : (N, W), sequence after
+    sequence; labels : one (T,) array per sequence."""
     for part in kernel.modules():
         if isinstance(part, RelevanceKernel):
-            # A thousand parameters are not for the relaxation.
+            # These may be a thousand parameters, too many for the relaxation.
             part.requires_grad_(False)
     if not shape_parameters(kernel):
         return kernel, None
@@ -328,7 +331,7 @@ def learn_kernel(
 def pick_inducing(
     kernel: Kernel, tokens: Tensor, most: int, *, seed: int, enough: float = 0.0
 ) -> tuple[Tensor, float]:
-    """(M, W) at most ``most`` inducing inputs among the tokens (N, W), fewer if those leave no more than
+    """(M, W) at most ``most`` inducing inputs among the tokens (N, W), fewer if fewer leave no more than
     the share ``enough`` of the prior variance open; and the share that they leave open."""
     if len(tokens) > INDUCING_CANDIDATES:
         rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Which candidates cross-validation tries, and which one it takes, from what they predict.
+"""Chooses which candidates cross-validation tries, and which one it takes, by what they predict.
 
 A ``Candidate`` is a setting to be tried; ``search`` decides which ones are, ``lowest`` which is taken."""
 
@@ -15,34 +15,34 @@ import scipy  # its parts are imported when they are used
 from structgp.plan.dense_shape import DenseShape
 
 FIRST_WEIGHTS, USUAL_WEIGHT, STEP, LARGEST_WEIGHT = (1.0, 8.0), 2.0, 4.0, 2048.0
-"""Weights that are tried first (``search``); one between them, which is tried if the first is better; the
-factor from one to the next larger one, tried while they get better; and a limit. On left-out TRAINING
-sequences of six tasks, the best weight was mostly from 2 to 6."""
+"""Data weights: two that are tried first (``search``); one between them, which is tried if the smaller one
+is better; the factor from one to the next larger one, tried while they get better; and a limit. On left-out
+TRAINING sequences of six tasks, the best weight was mostly from 2 to 6."""
 
 SPREADS = (1.0, 0.75, 0.5, 0.25, 0.1)
 """Factors on how far draws lie from the posterior mean. The first is Bayes' rule; the last leaves little
 but the mean."""
 
 PENALTY, CAUTION = 0.1, 1.0
-"""Standard errors that a weight has to be better by for each factor ``STEP`` between it and the usual one,
-and a spread for each factor ``STEP`` between its variance and that of the narrowest one that is not too
-bold (``narrowest_timid``): from a handful of tokens one cannot tell much, and predictions that are too bold
-cost more than timid ones. The first settles little more than ties: with .5, weights were too small on dense
-features and on the smallest training sets. The second is the usual one-standard-error rule of
-cross-validation. Both were chosen on training sets of 10 to 80 sequences, drawn from the TRAINING parts of
-six tasks, and on generated dense features and digit strings (seeds 100 and 101): NLL of other sequences was
-lower or the same within .01 than with .5 and two standard errors from Bayes' rule, and confidence came
-nearer to accuracy."""
+"""Two penalties in standard errors. A data weight has to be better by the first for each factor ``STEP``
+between it and the usual one. A spread has to be better by the second for each factor ``STEP`` between its
+variance and that of the narrowest one that is not overconfident (``narrowest_timid``): a handful of tokens
+cannot tell much, and overconfident predictions cost more than underconfident ones. The first settles little
+more than ties: with .5, weights were too small on dense features and on the smallest training sets. The
+second is the usual one-standard-error rule of cross-validation. Both were chosen on training sets of 10 to
+80 sequences, drawn from the TRAINING parts of six tasks, and on generated dense features and digit strings
+(seeds 100 and 101): NLL of other sequences was lower or the same within .01 than with .5 and two standard
+errors from Bayes' rule, and confidence came nearer to accuracy."""
 
 ONE_IN = 10.0
-"""A candidate goes no further if it is worse than the best by more than chance has it in one of so many
-cases. On left-out thirds of the TRAINING data of four tasks, encoded and raw, ten splits each, loss and
-error were as with 40 to within chance."""
+"""Number of cases: a candidate is dropped if it is worse than the best by more than chance explains in one
+of so many. On left-out thirds of the TRAINING data of four tasks, encoded and raw, ten splits each, loss
+and error were the same as with 40 to within chance."""
 
 HALF_AN_ERROR = 0.5
-"""Where left-out tokens are all right, and no more than so many errors are expected of them, they cannot
-tell whether surer predictions would be too sure: larger weights are not tried then, and narrower draws have
-to be clearly better. Not chosen on data."""
+"""Expected errors up to which left-out tokens that are all predicted right cannot tell whether more
+confident predictions would be overconfident: larger weights are not tried then, and narrower draws have to
+be clearly better. Not chosen on data."""
 
 LEAST_GAP, STANDARD_ERRORS = 0.02, 2.0
 """Confidence is called too low or too high if it differs from accuracy by more than both."""
@@ -51,8 +51,8 @@ LEAST_GAP, STANDARD_ERRORS = 0.02, 2.0
 @dataclass(frozen=True)
 class Candidate:
     """A setting to be tried, under all ``SPREADS``. data_weight : how often every training sequence counts.
-    shape : of the kernel on dense features, None where there are none. tails : degrees of freedom of sparse
-    features' weights, None for the usual ones."""
+    shape : that of the kernel on dense features, None where there are none. tails : degrees of freedom of
+    the prior of sparse features' relevances, None for the usual ones."""
 
     data_weight: float = 1.0
     shape: DenseShape | None = None
@@ -60,22 +60,23 @@ class Candidate:
 
     @property
     def key(self) -> tuple[float, str, float | None]:
-        """What tells it from other candidates."""
+        """Identifies this candidate among those that are tried."""
         return self.data_weight, "" if self.shape is None else self.shape.name, self.tails
 
     @property
     def told(self) -> dict[str, Any]:
-        """What there is of it beside the weight, for the log."""
+        """Its settings beside the data weight, for the log."""
         shape = {} if self.shape is None else {"shape": self.shape.name}
         return shape if self.tails is None else shape | {"tails": self.tails}
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Of left-out sequences, sums over the tokens of each, (N,): number of tokens, negative log-probability
-    of the true label, largest label probability, and whether that label is the true one. unseen,
+    """Sums over the tokens of each left-out sequence, (N,): number of tokens, negative log-probability of
+    the true label, largest label probability, and whether that label is the true one. unseen,
     unseen_doubt : the number of tokens with labels that the fit has not seen, which do not count among the
-    others, and 1 - largest label probability of these. All times how often the sequence counts."""
+    others, and the sum of 1 - largest label probability over these. All are multiplied by how often the
+    sequence counts."""
 
     tokens: np.ndarray
     nll: np.ndarray
@@ -91,23 +92,23 @@ class Predictions:
 
     @property
     def doubt(self) -> float:
-        """Errors that are expected."""
+        """Expected number of errors."""
         return float((self.tokens - self.confidence).sum())
 
     def mean(self, name: str) -> float:
-        """Of one of the sums, per token."""
+        """The named sum, divided by the number of tokens."""
         return float(np.sum(getattr(self, name)) / self.tokens.sum())
 
     def error_of_difference(self, other: Predictions) -> float:
-        """Standard error of the difference between this loss and another on the same tokens, from its
-        spread over sequences."""
+        """Standard error of the difference between this loss and another on the same tokens, from how it
+        varies over sequences."""
         away = self.nll - other.nll - (self.loss - other.loss) * self.tokens
         return math.sqrt((away**2).sum()) / float(self.tokens.sum())
 
     def is_clearly_worse(self, other: Predictions) -> bool:
-        """Whether this loss is larger by more than chance has it in one of ``ONE_IN`` cases, by Student's t
-        over sequences: about 1.3 standard errors of the difference, more where few sequences have tokens;
-        never from a single one."""
+        """True if this loss is larger by more than chance explains in one of ``ONE_IN`` cases, by Student's
+        t over sequences: about 1.3 standard errors of the difference, more where few sequences have tokens.
+        Never true if only one has."""
         N = int(np.count_nonzero(self.tokens))
         if N < 2:
             return False
@@ -116,9 +117,10 @@ class Predictions:
 
     @property
     def error_ratio(self) -> tuple[float, float]:
-        """Errors per error that the model expected, labels that it could not know among them, and the
-        standard error of the ratio's logarithm, from its spread over sequences, and no less than for a
-        Poisson number of errors. Half an error more of each kind keeps both finite."""
+        """The number of errors per error that the model expected, where tokens with labels that it could
+        not know count as errors; and the standard error of the logarithm of this ratio, from how it varies
+        over sequences, but no less than for a Poisson number of errors. Half an error more of each kind
+        keeps both finite."""
         N, wrong = len(self.tokens), self.tokens - self.right + self.unseen
         expected = self.tokens - self.confidence + self.unseen_doubt
         ratio = (wrong.sum() + 0.5) / (expected.sum() + 0.5)
@@ -127,8 +129,8 @@ class Predictions:
         return float(ratio), float(max(error, 1 / math.sqrt(wrong.sum() + 0.5)))
 
     def moved(self, mine: Predictions, theirs: Predictions) -> Predictions:
-        """With every sum per token as much larger as that of ``mine`` is than that of ``theirs``, within
-        what sums can be: no more tokens are right than there are."""
+        """A copy in which every sum per token is larger by the difference between those of ``mine`` and
+        ``theirs``, within what sums can be: no more tokens are right than there are."""
         tokens, found = self.tokens, {}
         most = {"confidence": tokens, "right": tokens, "unseen_doubt": self.unseen}
         for name, x in vars(self).items():
@@ -137,13 +139,13 @@ class Predictions:
         return Predictions(**found)
 
     def mixed(self, other: Predictions, share: float) -> Predictions:
-        """The average with ``other``, which has this share."""
+        """The weighted average with ``other``, whose weight is ``share``."""
         both = ((v, vars(other)[name]) for name, v in vars(self).items())
         return Predictions(*((1 - share) * a + share * b for a, b in both))
 
     @property
     def verdict(self) -> str:
-        """Whether confidence fits, in one sentence."""
+        """One sentence that says whether confidence fits accuracy."""
         sure, right, N = self.mean("confidence"), self.mean("right"), int(np.count_nonzero(self.tokens))
         gap = sure - right
         left = self.confidence - self.right - gap * self.tokens
@@ -155,7 +157,7 @@ class Predictions:
 
 
 def joined(parts: Sequence[Predictions]) -> Predictions:
-    """Those of all sequences of several parts."""
+    """The predictions for all sequences of several parts."""
     if len(parts) == 1:
         return parts[0]
     sums = ([np.broadcast_to(x, p.tokens.shape) for x in vars(p).values()] for p in parts)
@@ -168,8 +170,8 @@ Predict: TypeAlias = Callable[[Candidate, int], BySpread]
 
 
 class Trial:
-    """A candidate on its way through the folds. parts : what each of them predicts, so far. is_out :
-    whether it was seen to be clearly worse than another, and goes no further."""
+    """A candidate on its way through the folds. parts : predictions of the folds so far. is_out : whether
+    it was clearly worse than another candidate and goes no further."""
 
     def __init__(self, candidate: Candidate, predict: Predict) -> None:
         self.candidate, self._predict = candidate, predict
@@ -178,7 +180,7 @@ class Trial:
         self._after: dict[int, BySpread] = {}
 
     def go_on(self, n: int) -> None:
-        """Through the first n folds."""
+        """Predicts with the first n folds, as far as that has not been done."""
         while len(self.parts) < n:
             self.parts.append(self._predict(self.candidate, len(self.parts)))
 
@@ -190,7 +192,7 @@ class Trial:
         return self._after[n]
 
     def best(self, n: int | None = None) -> Predictions:
-        """That under the best spread, of the first n folds."""
+        """What the first n folds, by default all so far, predict under the spread with the lowest loss."""
         found = self.after(len(self.parts) if n is None else n)
         return min(found.values(), key=lambda predictions: predictions.loss)
 
@@ -199,12 +201,12 @@ class Trial:
         return self.best().loss
 
     def is_clearly_worse(self, other: Trial, n: int) -> bool:
-        """After n folds."""
+        """True if it is clearly worse than ``other`` after n folds."""
         return self.best(n).is_clearly_worse(other.best(n))
 
     def complete(self, other: Trial) -> None:
-        """Takes the folds that it has not been through from another trial, as much worse per token as it
-        is on those that both have."""
+        """Fills in the folds that it has not been through: with those of another trial, changed by the
+        difference per token between the two on the folds that both have been through."""
         n = len(self.parts)
         mine, theirs = self.after(n), other.after(n)
         for part in other.parts[n:]:
@@ -212,8 +214,8 @@ class Trial:
 
 
 def race(trials: Sequence[Trial], n_folds: int) -> None:
-    """Sends trials through all folds, without those that are clearly worse than another after one of them.
-    What is left of these is taken from the best."""
+    """Sends trials through all folds, but drops those that are clearly worse than the best after one of
+    them. The folds that these have missed are filled in from the best."""
     for n in range(1, n_folds + 1):
         going = [trial for trial in trials if not trial.is_out]
         for trial in going:
@@ -230,14 +232,15 @@ def race(trials: Sequence[Trial], n_folds: int) -> None:
 def search(
     predict: Predict, variants: Sequence[Candidate] = (Candidate(),), n_folds: int = 1
 ) -> tuple[int, list[dict[float, BySpread]]]:
-    """What weights predict under each variant, by weight and spread, and the number of the variant that
-    predicts best. Each is as good as under its best spread.
+    """Searches for the best data weight under each variant. Returns the number of the variant that predicts
+    best; and for each variant what its weights predict, by weight and spread. A weight is judged by its
+    best spread.
 
-    All variants are tried on the first fold under the larger of the first weights, and those that are not
-    clearly worse under a second one: a larger one where confidence is too low, which a larger weight
-    raises, else the smaller of the first weights. All of them go on through the folds (``race``). The best
-    variant goes on alone: to larger weights while they get better, or else to the smaller one, and to the
-    usual one if that is better."""
+    All variants are tried on the first fold under the larger of the first weights. Those that are not
+    clearly worse are tried under a second weight: a larger one where confidence is too low, which a larger
+    weight raises, else the smaller of the first weights. All of these go on through the folds (``race``).
+    The best variant goes on alone: to larger weights while they get better, or else to the smaller one, and
+    to the usual one if that is better."""
     low, high = FIRST_WEIGHTS
     tried = [{high: Trial(replace(variant, data_weight=high), predict)} for variant in variants]
     for found in tried:
@@ -255,7 +258,7 @@ def search(
     n, here = best[1], tried[best[1]]
 
     def gains(weight: float) -> bool:
-        """Whether a weight is better than all those tried before."""
+        """Tries a weight; True if it is better than all those tried before."""
         before = min(here.values(), key=lambda trial: trial.loss)
         here[weight] = Trial(replace(variants[n], data_weight=weight), predict)
         race([before, here[weight]], n_folds)
@@ -274,13 +277,13 @@ def search(
 
 
 def min_doubt(trials: dict[float, Trial]) -> float:
-    """Errors that the best of some trials expects."""
+    """Number of errors that the best of some trials expects."""
     return min(trials.values(), key=lambda trial: trial.loss).best().doubt
 
 
 def penalised(tried: dict[float, BySpread]) -> dict[float, dict[float, float]]:
-    """Of each spread and weight, its loss, more where the weight is far from the usual one, and the spread
-    narrower than folds can vouch for."""
+    """The loss of each spread and weight, increased where the weight is far from the usual one, or the
+    spread is narrower than the folds can vouch for."""
     steps = {weight: abs(math.log(weight / USUAL_WEIGHT, STEP)) for weight in tried}
     nearest = tried[min(steps, key=steps.__getitem__)]
     found = {spread: dict[float, float]() for spread in nearest}
@@ -308,7 +311,7 @@ def lowest(tried: dict[float, BySpread]) -> tuple[float, float]:
 
 
 def best_spread(found: BySpread) -> float:
-    """The one with the lowest loss, without caution: of a thousand tokens or more."""
+    """The spread with the lowest loss, without caution: for predictions of a thousand tokens or more."""
     return min(found, key=lambda spread: found[spread].loss)
 
 
@@ -325,7 +328,7 @@ def lowest_weight(losses: dict[float, float]) -> float:
 
 
 def nearest(tried: Iterable[float], weight: float) -> float:
-    """The weight of those tried that is nearest to another one."""
+    """The weight among those tried that is nearest to ``weight``."""
     return min(tried, key=lambda w: abs(math.log(w / weight)))
 
 

@@ -1,5 +1,5 @@
-"""A word about fits that have converged and are of no use: features say nothing under the kernel, or the
-bound holds for the draws that it was fitted to and for no others."""
+"""Warns of fits that have converged but are of no use: the features say nothing under the kernel, or the
+bound holds only for the draws that it was fitted to."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from structgp.data.examples import Examples
 from structgp.errors import InputError, StructgpWarning
 
 SOME = 100
-"""Tokens that are looked at."""
+"""Number of tokens that are looked at."""
 
 FEW = 20
-"""Tokens below which nothing is said: so few teach little under any kernel."""
+"""Number of tokens below which there is no warning: so few teach little under any kernel."""
 
 FLAT = 1e-3
-"""Standard deviation, over tokens, below which scores do not depend on features: no probability then moves
-by more than a tenth of a percent. Not chosen on data."""
+"""Standard deviation of scores over tokens, below which they do not depend on features: no probability then
+moves by more than a tenth of a percent. Not chosen on data."""
 
 FARTHEST = 10.0
-"""Nats per token by which the bound on fresh draws may be lower than on those of the fit. Not chosen on
-data."""
+"""Largest number of nats per token by which the bound on fresh draws may be below that on the draws of the
+fit. Not chosen on data."""
 
 
 @contextmanager
 def numbers_in_bounds() -> Iterator[None]:
-    """A fit whose numbers leave all bounds ends with an error that names a remedy."""
+    """Turns the error of a fit whose numbers leave all bounds into one that names a remedy."""
     try:
         yield
     except torch.linalg.LinAlgError as error:
@@ -57,7 +57,7 @@ def warn_of_useless(posterior: Any, node: Any, examples: Any, history: Any) -> N
 
 
 def _is_flat(block: Any, node: Any, examples: Examples) -> bool:
-    """Whether tokens that differ have equal scores."""
+    """True if tokens with different features have equal scores."""
     parts, n = [], 0
     for rows in examples.rows:
         if len(rows) and n < SOME:
@@ -71,7 +71,7 @@ def _is_flat(block: Any, node: Any, examples: Examples) -> bool:
     if len(torch.unique(rows, dim=0)) < 2:
         return False
     mean, _ = block.scores_at(rows.to(block.m.device))
-    # One broken value, which all scores but its own are flat beside, is not what features say.
+    # The score of one broken value, beside which all others are flat, says nothing of the features.
     far = (mean - mean.median(0).values).abs().amax(1)
     kept = mean[far.argsort()[: -max(1, len(far) // SOME)]]
     return float(kept.std(0).max()) < FLAT

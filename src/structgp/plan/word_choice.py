@@ -1,4 +1,4 @@
-"""Whether parts of words become features, and what the plan says of it."""
+"""Decides whether parts of words become features, and what the plan says about it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ UNLEARNED = "the fit does not learn the relevance of single features"
 
 
 def parts_wanted(options: Options) -> bool | str:
-    """Whether words are looked for, to take them apart; or the name of the feature that is one. By default
-    where the fit learns the relevance of every feature, so that those of parts which tell little are
-    small."""
+    """True if words are looked for among the features, to take them apart, or the name of the feature that
+    is a word. By default True where the fit learns the relevance of every feature, so that parts which tell
+    little get a small one."""
     if options.word_parts != "auto":
         return options.word_parts or False
     learned = options.optimizer is None or isinstance(options.optimizer, SecondOrder | Minibatch)
@@ -38,12 +38,12 @@ def taken_apart(encoder: FeatureEncoder) -> str | None:
 
 
 def parts_stay(options: Options, encoder: FeatureEncoder) -> bool:
-    """Whether an encoder that is there already has the parts that are asked for, or none are."""
+    """True if an existing encoder has the parts of words that are asked for, or 'auto' leaves them open."""
     return options.word_parts in ("auto", taken_apart(encoder))
 
 
 def warn_of_parts(options: Options, encoder: FeatureEncoder, stacklevel: int) -> None:
-    """A warning where a model goes on with other parts of words than are asked for."""
+    """Warns where a model goes on with other parts of words than are asked for."""
     if not parts_stay(options, encoder):
         has = f"those of {taken_apart(encoder)!r}" if encoder.parts is not None else "none"
         message = (
@@ -55,7 +55,7 @@ def warn_of_parts(options: Options, encoder: FeatureEncoder, stacklevel: int) ->
 
 def words_of(options: Options, encoder: FeatureEncoder, on_disk: bool = False) -> Choice[str | None]:
     """The feature that is taken apart, for the plan; None where there is none. on_disk : whether the
-    encoder is that of shards. InputError where those lack the parts that are asked for."""
+    encoder is that of shards. InputError where shards lack the parts that are asked for."""
     word, asked = taken_apart(encoder), options.word_parts
     if on_disk and isinstance(asked, str) and not parts_stay(options, encoder):
         problem = f"parts of {asked!r} are asked for, and shards hold features as they were written"

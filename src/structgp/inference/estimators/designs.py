@@ -1,7 +1,7 @@
-"""The points at which estimators ask for the likelihood: standard normal, in independent sets.
+"""The points at which estimators evaluate the likelihood: standard normal, in independent sets.
 
-An estimate is the mean of a few replicates, so that their scatter says how sure it is; points may depend on
-one another only within a replicate.
+An estimate is the mean of a few replicates, whose scatter gives its variance; points may depend on one
+another only within a replicate.
 
     iid          independent points
     antithetic   each point with its mirror image: odd and even parts of l do not disturb each other
@@ -24,8 +24,8 @@ Design: TypeAlias = Literal["iid", "antithetic", "orthogonal", "sobol"]
 
 
 def replicate_sizes(n_draws: int, replicates: int, design: Design) -> list[int]:
-    """How many of ``n_draws`` points each replicate has. Where points are mirrored, each has an even
-    number, and an odd ``n_draws`` is rounded up."""
+    """Number of points in each replicate, ``n_draws`` in all. Where points are mirrored, each replicate has
+    an even number, and an odd ``n_draws`` is rounded up."""
     unit = 1 if design in ("iid", "sobol") else 2
     units = max(1, -(-n_draws // unit))
     count = min(replicates, units)
@@ -33,7 +33,7 @@ def replicate_sizes(n_draws: int, replicates: int, design: Design) -> list[int]:
 
 
 def draw(target: Target, design: Design, sizes: list[int], generator: Generator) -> Iterator[Noise]:
-    """The random numbers of one replicate after the other, each computed when it is asked for."""
+    """Yields the random numbers of one replicate after the other, computed when they are asked for."""
     generator = _on_device(generator, target.weight.device)
     for size in sizes:
         yield tuple(_points(group, design, size, generator, target.dtype) for group in target.groups)
@@ -56,7 +56,8 @@ def _points(group: Group, design: Design, size: int, generator: Generator, dtype
 
 
 def split(noise: Noise, sizes: list[int]) -> Iterator[Noise]:
-    """One replicate of mirrored points in parts of the given sizes, mirror images kept together."""
+    """Splits one replicate of mirrored points into parts of the given sizes; mirror images stay
+    together."""
     parts = [eps[: len(eps) // 2].split([size // 2 for size in sizes]) for eps in noise]
     for some in zip(*parts, strict=True):
         yield tuple(torch.cat([eps, -eps]) for eps in some)
@@ -78,8 +79,8 @@ def _orthogonal(count: int, B: int, n: int, generator: Generator, dtype: torch.d
 
 
 def _sobol(count: int, B: int, n: int, generator: Generator, dtype: torch.dtype) -> Tensor:
-    """(count, B, n): one scrambled set of points, its digits shifted by a vector of its own for each b,
-    which leaves the estimates of different sequences uncorrelated. Dimensions beyond what Sobol's table has
+    """(count, B, n): one scrambled set of points, whose digits are shifted by a different random vector for
+    each b, so that the estimates of different sequences are uncorrelated. Dimensions beyond Sobol's table
     are independent normal numbers."""
     known, device = min(n, SobolEngine.MAXDIM), generator.device
     engine = SobolEngine(known, scramble=True, seed=_seed(generator))
@@ -100,7 +101,7 @@ def _seed(generator: Generator) -> int:
 
 
 def _on_device(generator: Generator, device: torch.device) -> Generator:
-    """The generator, or one that follows from it where the numbers are needed elsewhere."""
+    """The generator, or one seeded from it if the numbers are needed on another device."""
     if generator.device.type == device.type:
         return generator
     return Generator(device).manual_seed(_seed(generator))

@@ -1,4 +1,4 @@
-"""What the bound needs of a log-likelihood, in whitened coordinates.
+"""What the bound needs from a log-likelihood, in whitened coordinates.
 
 Write the functions of a block as h = b + L eps with standard normal eps. As a function of the eps of all
 blocks the log-likelihood is l(eps), and by the theorems of Bonnet and Price
@@ -38,7 +38,8 @@ Change: TypeAlias = Callable[[Tensor], Tensor]
 @dataclass(frozen=True)
 class Group:
     """The random numbers of one block. mask : (B, T) tuples of each example, None where all examples share
-    the same R numbers. full : whether the bend of shared numbers is wanted whole, (R, R) and not (R,)."""
+    the same R numbers. full : whether the bend of shared numbers is a whole matrix, (R, R), instead of its
+    diagonal, (R,)."""
 
     mask: Tensor | None
     n_functions: int
@@ -53,9 +54,9 @@ class Group:
 class Target:
     """A log-likelihood whose expectation, slope and bend are wanted.
 
-    log_prob : l(eps) of B examples. groups : of its random numbers, the first one per example. weight :
-    (B,) of each example in what is summed over examples. parts : cheap differentiable functions that
-    resemble l, if there are any. dtype : of the draws; they live where the weights do."""
+    log_prob : l(eps) of B examples. groups : groups of its random numbers; the first one is per example.
+    weight : (B,) factor of each example in sums over examples. parts : cheap differentiable functions that
+    resemble l, if there are any. dtype : type of the draws; they live where the weights do."""
 
     log_prob: Function
     groups: tuple[Group, ...]
@@ -65,14 +66,14 @@ class Target:
 
 
 class Entries:
-    """A dataclass of tensors and tuples of tensors, computed with entry by entry."""
+    """A dataclass of tensors and tuples of tensors, with arithmetic entry by entry."""
 
     @property
     def entries(self) -> tuple[Tensor, ...]:
         return tuple(a for v in vars(self).values() for a in (v if isinstance(v, tuple) else (v,)))
 
     def map(self: E, function: Callable[..., Tensor], *others: E) -> E:
-        """``function`` of each entry, with the same entries of ``others``."""
+        """Applies ``function`` to each entry, together with the same entries of ``others``."""
 
         def each(*values: Any) -> Any:
             return tuple(map(each, *values)) if isinstance(values[0], tuple) else function(*values)
@@ -85,9 +86,9 @@ class Entries:
 
 @dataclass(frozen=True)
 class Moments(Entries):
-    """value : (B,) E[l]. slopes : of each group, (B, T, R) E[dl / deps]; bends : (B, R, T, T) second
-    derivatives within each function. Of a shared group, slope (R,) and bend (R,) or (R, R), summed over
-    examples with their weights."""
+    """value : (B,) E[l]. slopes : for each group, (B, T, R) E[dl / deps]. bends : for each group, (B, R, T,
+    T) expected second derivatives within each function. For a shared group, the slope is (R,) and the bend
+    (R,) or (R, R), summed over examples with their weights."""
 
     value: Tensor
     slopes: tuple[Tensor, ...]
@@ -105,7 +106,7 @@ class Moments(Entries):
         return self.map(lambda a: a * other)
 
     def map_groups(self, groups: Sequence[Group], example: Change, shared: Change) -> Moments:
-        """``example`` of what is per example, ``shared`` of what is summed over examples."""
+        """Applies ``example`` to what is per example, and ``shared`` to what is summed over examples."""
         kinds = [shared if g.mask is None else example for g in groups]
         slopes = tuple(k(a) for k, a in zip(kinds, self.slopes, strict=True))
         bends = tuple(k(a) for k, a in zip(kinds, self.bends, strict=True))
@@ -128,8 +129,9 @@ class Estimate:
         values: Sequence[Tensor],
         scatter: Tensor | None = None,
     ) -> Estimate:
-        """From independent estimates of so many draws each, and the values (S, B) at all draws, whose mean
-        is E[l]. scatter : (B,) variance of that mean; by default that of the parts."""
+        """Combines independent estimates, ``parts``, from ``sizes`` draws each. values : (S, B) l at the
+        draws of each part; their mean estimates E[l]. scatter : (B,) variance of that mean; by default that
+        of the parts."""
         (mean, variance), every = combine(parts, sizes), torch.cat(list(values))
         mean = replace(mean, value=every.mean(0))
         variance = variance if scatter is None else replace(variance, value=scatter)
@@ -137,8 +139,9 @@ class Estimate:
 
 
 class Estimator(ABC):
-    """A dataclass with a name and S draws. needs_gradient : of the likelihood. parts : which stand-ins the
-    target is to bring, if any. uses_memory : whether it uses what earlier estimates found."""
+    """A dataclass with a name and S draws. needs_gradient : whether it needs the gradient of the
+    likelihood. parts : name of the functions that the target provides as ``Target.parts``, None for no such
+    functions. uses_memory : whether it uses the results of earlier estimates."""
 
     name: str
     n_draws: int
@@ -151,11 +154,11 @@ class Estimator(ABC):
 
     @abstractmethod
     def __call__(self, target: Target, generator: Generator, memory: Moments | None = None) -> Estimate:
-        """memory : slope and bend of l as earlier estimates have them; its value is not used."""
+        """memory : slope and bend of l from earlier estimates; its value is not used."""
 
 
 def combine(parts: Sequence[Moments], sizes: Sequence[int]) -> tuple[Moments, Moments]:
-    """The mean of independent estimates from so many draws each, and its variance."""
+    """The mean of independent estimates, ``parts``, from ``sizes`` draws each, and its variance."""
     share = [size / sum(sizes) for size in sizes]
     scaled = [part * w for part, w in zip(parts, share, strict=True)]
     mean = sum(scaled[1:], scaled[0])
@@ -167,7 +170,7 @@ def combine(parts: Sequence[Moments], sizes: Sequence[int]) -> tuple[Moments, Mo
 
 
 def variance_of_mean(values: Tensor) -> Tensor:
-    """(B,) of the mean of independent values (S, B); nan where there is only one."""
+    """(B,) variance of the mean of independent values (S, B); nan where there is only one."""
     S = len(values)
     return (values - values.mean(0)).square().sum(0) / (S * (S - 1))
 
@@ -213,8 +216,7 @@ def path_moments(target: Target, noise: Noise, function: Function) -> tuple[Mome
 
 
 def slopes_at(total: Tensor, leaves: Noise) -> Noise:
-    """Derivatives of a number in the noise; 0 where it happens not to depend on its latent values at
-    all."""
+    """Derivatives of ``total`` in the noise; 0 where it does not depend on the noise at all."""
     found: Sequence[Tensor | None] = [None] * len(leaves)
     if total.requires_grad:
         found = torch.autograd.grad(total, leaves, allow_unused=True)
@@ -223,9 +225,9 @@ def slopes_at(total: Tensor, leaves: Noise) -> Noise:
 
 
 def moments_along(target: Target, noise: Noise, grads: Noise, values: Tensor) -> Moments:
-    """The pathwise form from derivatives at the noise of the values (S, B), summed with their weights."""
+    """The pathwise form, from the values (S, B) at the noise and the derivatives of their weighted sum."""
     weight = target.weight.to(values)
-    # What has no weight has no gradient here either: 0, and not 0 / 0.
+    # An example without weight has no gradient here either: 0, and not 0 / 0.
     share = torch.where(weight > 0, weight, 1)[:, None, None]
     slopes, bends = [], []
     for group, eps, grad in zip(target.groups, noise, grads, strict=True):
@@ -241,7 +243,7 @@ def moments_along(target: Target, noise: Noise, grads: Noise, values: Tensor) ->
 
 
 def masked(target: Target, moments: Moments) -> Moments:
-    """Nothing at padding."""
+    """The moments, set to 0 at padding."""
     slopes, bends = list(moments.slopes), list(moments.bends)
     for k, mask in enumerate(group.mask for group in target.groups):
         if mask is not None:

@@ -1,7 +1,7 @@
 """Pathwise gradients, and a cheap surrogate plus an estimate of what it misses.
 
-Pathwise gradients differentiate through the draws: 8 to 32 of them do what score estimators need thousands
-for, where the likelihood can be differentiated. Where it cannot, or costs much, a surrogate takes most of
+Pathwise gradients differentiate through the draws: where the likelihood can be differentiated, 8 to 32
+draws do what score estimators need thousands for. Where it cannot, or costs much, a surrogate takes most of
 the work. Let c be functions of eps whose slope and bend are cheap: parts that autograd differentiates, or a
 quadratic, whose slope and bend are its coefficients. For any numbers beta
 
@@ -42,21 +42,21 @@ Parts: TypeAlias = Literal["piecewise", "composite"]
 REPLICATES = 4
 
 MANY_DRAWS = 32
-"""From so many on, orthogonal directions are worth their making."""
+"""Number of draws from which orthogonal directions are worth their cost."""
 
 PATHWISE_SHARE, LEAST_PATHWISE = 2, 64
-"""Pathwise gradients of the parts are surer than scores of the residual, and dear: half the draws of a
-replicate will do, but not fewer than 64."""
+"""Pathwise gradients of the parts have less variance than score estimates of the residual, and cost more:
+half the draws of a replicate are enough for them, but not fewer than 64."""
 
 MOST_AT_ONCE = 1 << 20
-"""Random numbers of all replicates that one call of the likelihood may get."""
+"""Largest number of random numbers, over all replicates, in one call of the likelihood."""
 
 
 @dataclass(frozen=True)
 class Pathwise(Estimator):
     """E[grad l] and E[sym(eps grad l^T)] over draws, in orthogonal directions from 32 draws on, else
-    antithetic. All draws are one replicate, since the more directions are orthogonal the better; parts of
-    it give the variance, which is then if anything too large."""
+    antithetic. All draws are one replicate, since more directions are then orthogonal. Parts of it give the
+    variance, which is if anything too large."""
 
     n_draws: int = 8
     name = "pathwise"
@@ -73,8 +73,9 @@ class Pathwise(Estimator):
 
 @dataclass(frozen=True)
 class Surrogate(Estimator):
-    """Surrogate plus residual. parts : which stand-ins the target is to bring, if any. uses_memory :
-    whether a quadratic from earlier estimates is one of the surrogates."""
+    """A surrogate plus an estimate of the residual. parts : name of the functions that the target provides
+    as stand-ins, if any. uses_memory : whether a quadratic from earlier estimates is one of the
+    stand-ins."""
 
     name: str
     parts: Parts | None
@@ -82,7 +83,8 @@ class Surrogate(Estimator):
     n_draws: int = 512
 
     def __call__(self, target: Target, generator: Generator, memory: Moments | None = None) -> Estimate:
-        """Cost: S likelihoods of every sequence; of the parts S, and half of S with gradient."""
+        """Cost: S likelihoods of every sequence; the parts at S draws, and their gradients at half of
+        them."""
         sizes = replicate_sizes(self.n_draws, REPLICATES, "iid")
         quadratic = _Quadratic(target, memory) if memory is not None and self.uses_memory else None
         draws = list(draw(target, "iid", sizes, generator))
@@ -100,10 +102,10 @@ class Surrogate(Estimator):
 
 @dataclass(frozen=True)
 class PathwiseSurrogate(Estimator):
-    """The same where the likelihood can be differentiated but costs much: pathwise on the residual at a few
-    draws, and pathwise on the stand-ins at many more.
+    """For a likelihood that can be differentiated at a high cost: pathwise estimates of the residual at a
+    few draws, and of the stand-ins at many more.
 
-    n_draws : S, of the likelihood; the stand-ins are computed at ``more`` draws besides."""
+    n_draws : S, number of draws of the likelihood; the stand-ins are computed at ``more`` further draws."""
 
     n_draws: int = 16
     more: int = 2048
@@ -112,7 +114,7 @@ class PathwiseSurrogate(Estimator):
     needs_gradient = True
 
     def __call__(self, target: Target, generator: Generator, memory: Moments | None = None) -> Estimate:
-        """Cost: S likelihoods of every sequence with their gradient, and of the parts S + ``more``.
+        """Cost: S likelihoods of every sequence with their gradient, and the parts at S + ``more`` draws.
         ``memory`` is not used."""
         sizes = replicate_sizes(self.n_draws, REPLICATES, "antithetic")
         more = replicate_sizes(self.more, len(sizes), "antithetic")
@@ -129,8 +131,8 @@ class PathwiseSurrogate(Estimator):
 
 
 def _at_once(function: Function, draws: Sequence[Noise]) -> list[Tensor]:
-    """A function at the draws of each replicate, in one call where these are few: a likelihood in Python
-    costs as much for ten draws as for a hundred."""
+    """Evaluates a function at the draws of each replicate, in one call where these are few: a likelihood in
+    Python costs as much for ten draws as for a hundred."""
     if not _fit_at_once(draws):
         return [function(noise) for noise in draws]
     whole = function(tuple(torch.cat(of_group) for of_group in zip(*draws, strict=True)))
@@ -142,10 +144,11 @@ def _fit_at_once(draws: Sequence[Noise]) -> bool:
 
 
 class _Quadratic:
-    """A quadratic around the posterior mean as two functions of eps for each group, linear and quadratic,
-    all of mean 0 and with known slope and bend.
+    """A quadratic around the posterior mean, as two functions of eps for each group, one linear and one
+    quadratic. All have mean 0, and their slope and bend are known.
 
-    What is known of shared numbers is a sum over examples; each gets its share by length."""
+    Slope and bend of shared numbers are known as sums over examples; each example gets a share in
+    proportion to its number of transitions."""
 
     def __init__(self, target: Target, memory: Moments) -> None:
         self.groups = target.groups
@@ -187,8 +190,9 @@ class _Quadratic:
 
 
 class _StandIns:
-    """The parts and the quadratic at the draws of each replicate. features : (S, B, C) of each. Where draws
-    are few, the parts of all are computed once and kept with what their derivatives need."""
+    """The parts and the quadratic at the draws of each replicate. features : (S, B, C) for each replicate.
+    Where draws are few, the parts at all of them are computed once and kept with what their derivatives
+    need."""
 
     def __init__(self, target: Target, draws: Sequence[Noise], quadratic: _Quadratic | None) -> None:
         self.target, self.draws, self.quadratic = target, draws, quadratic
@@ -232,7 +236,7 @@ class _StandIns:
 
 
 def _features(target: Target, noise: Noise, quadratic: _Quadratic | None) -> Tensor:
-    """(S, B, C): the parts, then those of the quadratic."""
+    """(S, B, C) the stand-ins: the parts, then the functions of the quadratic."""
     found = [noise[0].new_zeros(len(noise[0]), len(target.weight), 0)]
     if target.parts is not None:
         with torch.no_grad():
