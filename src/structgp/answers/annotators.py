@@ -85,8 +85,9 @@ class Annotators(Mapping[str, Reliability]):
         return self._whole(self.place(name)).mean
 
     def information(self, name: str, p: np.ndarray) -> np.ndarray:
-        """(T,) nats that a label of this annotator would tell about the true label of each token, whose
-        probabilities are p (T, V): their mutual information under the mean confusion matrix."""
+        """(T,) information in nats that a label from this annotator would give about the true label of each
+        token, whose probabilities are p (T, V): their mutual information under the mean confusion
+        matrix."""
         table = self.confusion(name)
         return np.maximum(0, entr(p @ table).sum(-1) - p @ entr(table).sum(-1))
 

@@ -48,10 +48,9 @@ class LbfgsBlocks:
     ----------
     node_steps, transition_steps, hyper_steps : L-BFGS iterations of each block per global iteration.
     objective_tolerance : stop when the objective changes by less between two global iterations.
-    parameter_tolerance : stop when the parameters of the nodes change by less on average, separately for
-    the
-        means and for the diagonals of the covariance factors. Off-diagonal entries hardly move, and there
-        are so many of them that an average over all entries would always be small.
+    parameter_tolerance : stop when the parameters of the nodes change by less on average, both the means
+        and the diagonals of the covariance factors. Off-diagonal entries hardly move, and there are so many
+        of them that an average over all entries would always be small.
     max_seconds, max_iterations : stop here at the latest; the time is checked between blocks, and between
         the evaluations within a block.
     learn_scales : which hyper-parameters form the last block; 'all' is the paper's choice.

@@ -77,9 +77,8 @@ class Saga:
     node_steps, transition_steps : how many steps nodes and transitions move, in turn; None moves both at
         once.
     tolerance : stop when the mean bound over a round (all turns once, or ten passes) has twice risen by
-    less
-        than this, in nats per example. If it has clearly fallen, the best parameters are restored, with
-        steps half as long.
+        less than this, in nats per example. If it has clearly fallen, the best parameters are restored,
+        with steps half as long.
     max_seconds, max_steps : stop here at the latest.
     learn_scales : False (the paper's), 'transitions' or True (the amplitude too).
     gradient, n_draws : name and draws of the gradient estimator, which ``structgp.plan`` chooses."""

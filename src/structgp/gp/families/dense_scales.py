@@ -108,7 +108,7 @@ def gram_of(values: Tensor, bend: Tensor, sizes: Tensor) -> Tensor:
     computed and returned in single precision where the work is large (``SINGLE_WORK``). With many labels,
     many tokens say next to nothing about a function, and are left out (``LEAST_CURVATURE``)."""
     kind = kind_for(values, values.numel() * values.shape[1] * bend.shape[1])
-    if values.device.type != "cpu":  # where it is fast, and looking for such tokens is not
+    if values.device.type != "cpu":  # a GPU is fast at this, but not at looking for such tokens
         return torch.stack([values.T @ (h[:, None] * values) for h in bend.T])
     counts = bend * values.square().sum(1)[:, None] * sizes > LEAST_CURVATURE
     values, bend, F = values.to(kind), bend.to(kind), values.shape[1]
@@ -230,6 +230,6 @@ def learn_shape(block: Any, seen: Quadratic) -> Quadratic:
         vector_to_parameters(torch.from_numpy(best).to(seen.rows), parameters)
     kernel.requires_grad_(False)
     with torch.no_grad():
-        kernel.evenness.clamp_(0, 1)  # beyond, nothing would bring it back
+        kernel.evenness.clamp_(0, 1)  # outside, it has no gradient that would bring it back
         features = kernel.features(seen.rows, kernel.prior_factor())
     return Quadratic(seen.rows, features.values, features.left, seen.bend, seen.linear)

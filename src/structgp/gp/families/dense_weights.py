@@ -272,7 +272,7 @@ class DenseWeights(Block):
         return conditional.times(self.m) + self.offsets(conditional, noise, i, numbers)
 
     def draws(self, n: int, seed: int, generator: torch.Generator) -> DenseDraws:
-        """n draws, rounded up to mirrored ones. Cost O(n R F^2)."""
+        """n draws, rounded up to mirrored pairs. Cost O(n R F^2)."""
         half = (n + 1) // 2
         table = noise_table(self.n_functions, half, generator).to(self.m) if self.n_loose else None
         noise = self._dense_noise(self.m.dtype, generator, half, self.n_functions)

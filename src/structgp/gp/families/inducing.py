@@ -82,7 +82,7 @@ class Inducing(InducingBlock):
         return torch.einsum("bvtu,sbuv->sbtv", cholesky(covariance), noise[i])
 
     def draws(self, n: int, seed: int, generator: torch.Generator) -> InducingDraws:
-        """n draws of inducing values, rounded up to mirrored ones. Cost O(n R M^2), O(n R M r) if
+        """n draws of inducing values, rounded up to mirrored pairs. Cost O(n R M^2), O(n R M r) if
         low-rank."""
         shape = (n + 1) // 2, self.n_functions, self.n_values
         noise = torch.randn(shape, generator=generator, dtype=self.m.dtype).to(self.m)

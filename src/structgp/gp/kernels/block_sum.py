@@ -22,8 +22,8 @@ NUMBERS_AT_ONCE = 1 << 24
 class BlockSumKernel(Kernel):
     """k(x, z) = sum_i k_i(x[bounds_i], z[bounds_i]).
 
-    Like GPyTorch's sums with ``active_dims``, but the last column may be left open, as for the sparse
-    block. ``bounds`` holds one (start, stop) per kernel.
+    Like GPyTorch's sums with ``active_dims``, but ``stop`` may be None, as for the sparse block. bounds :
+    one (start, stop) per kernel.
     """
 
     asks_for_parts = True
