@@ -1,1 +1,1 @@
-"""From a posterior to answers: each an average over joint draws of (f, g), exact under each draw."""
+"""Turns a posterior into answers, each of them an average over joint draws of (f, g), exact per draw."""

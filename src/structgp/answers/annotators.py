@@ -1,4 +1,4 @@
-"""How reliable annotators are: the posterior of their confusion matrices, for people to read and to ask."""
+"""How reliable annotators are, as summarised from the posterior of their confusion matrices."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from structgp.data.json_form import NUMBER, WHOLE, FormError, check_form
 from structgp.errors import InputError
 
 LEVEL, INTERVAL_DRAWS = 0.9, 4_000
-"""Probability of credible intervals, and draws that they are read off: their ends are then known to about
-a twentieth of their width."""
+"""Probability of credible intervals, and number of draws that they are computed from, which gives their
+ends to about a twentieth of their width."""
 
 DIGITS = 6
-"""Of expected counts, after the point, so that a model from a file answers as the one that was saved."""
+"""Decimal places of expected counts, so that a model from a file answers as the one that was saved."""
 
 
 _ARRAYS = ("counts", "n_given", "common", "agreed")
 _FORM = {"names": [str], "classes": [str], "counts": [[[[NUMBER]]]], "n_given": [WHOLE]}
 _FORM |= {"common": [[WHOLE]], "agreed": [[WHOLE]]}
-"""In a file."""
+"""Form of the JSON in a model file."""
 
 
 class Reliability(NamedTuple):
-    """Probability that a label which the annotator gives is right: its posterior mean, and a credible
-    interval of 90 %."""
+    """Probability that a label given by the annotator is right: its posterior mean, and the bounds of a
+    credible interval, of 90 % unless another level is asked for."""
 
     mean: float
     low: float
@@ -41,12 +41,12 @@ class Reliability(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Annotators(Mapping[str, Reliability]):
-    """A mapping from the name of each annotator to their reliability, averaged over labels as frequent as
-    in the tokens that they labelled.
+    """A mapping from the name of each annotator to their reliability, averaged over labels in proportion to
+    their frequency among the tokens that they labelled.
 
     classes : the labels. counts : (A, C, V, V) expected number of times that a true label (row) was given
-    as another (column), in each context. n_given : (A,) labels that each gave. common : (A, A) tokens that
-    both labelled; agreed : (A, A) tokens of those with the same label."""
+    as another (column), in each context. n_given : (A,) number of labels that each annotator gave. common :
+    (A, A) number of tokens that both labelled. agreed : (A, A) number of those with the same label."""
 
     names: list[str]
     classes: list[str]
@@ -57,7 +57,7 @@ class Annotators(Mapping[str, Reliability]):
 
     @classmethod
     def of(cls, known: Confusions, given: Given, classes: Sequence[str]) -> Annotators:
-        """Cost O(E A), for E labels that were given."""
+        """From the posterior ``known`` and the labels that were given. Cost O(E A) for E labels."""
         A, V = given.n_annotators, given.n_labels
         ones, n = np.ones(len(given.token), dtype=np.int64), int(given.token.max(initial=0)) + 1
         variable = given.sequence * n + given.token
@@ -75,29 +75,30 @@ class Annotators(Mapping[str, Reliability]):
 
     @property
     def agreement(self) -> np.ndarray:
-        """(A, A) share of the tokens labelled by both that have the same label; nan where there are
-        none."""
+        """(A, A) share of the tokens labelled by both that got the same label; nan if there are no such
+        tokens."""
         return np.where(self.common > 0, self.agreed / np.maximum(self.common, 1), np.nan)
 
     def confusion(self, name: str) -> np.ndarray:
         """(V, V) posterior mean of the probability that a true label (row) is given as another (column),
-        ordered as ``classes``; over all contexts, each as frequent as it was."""
+        ordered as ``classes``; averaged over contexts by their frequency."""
         return self._whole(self.place(name)).mean
 
     def information(self, name: str, p: np.ndarray) -> np.ndarray:
-        """(T,) nats that a label of this annotator would tell about the true label of each token, whose
-        probabilities are p (T, V): their mutual information under the mean confusion matrix."""
+        """(T,) information in nats that a label from this annotator would give about the true label of each
+        token, whose probabilities are p (T, V): their mutual information under the mean confusion
+        matrix."""
         table = self.confusion(name)
         return np.maximum(0, entr(p @ table).sum(-1) - p @ entr(table).sum(-1))
 
     def reliability(self, name: str, level: float = LEVEL) -> Reliability:
-        """With a credible interval of this probability."""
+        """The reliability of an annotator, with a credible interval of probability ``level``."""
         if not 0 < level < 1:
             raise InputError("level", f"must be between 0 and 1, got {level}", "use 0.9 for 90 %")
         return self._whole(self.place(name)).reliability(level)
 
     def place(self, name: str) -> int:
-        """The number of an annotator; InputError where the name is not known."""
+        """The index of an annotator; InputError if the name is not known."""
         if name not in self.names:
             problem = f"{name!r} is not an annotator of the training data"
             raise InputError("annotator", problem, f"use one of {', '.join(self.names)}")
@@ -122,8 +123,8 @@ class Annotators(Mapping[str, Reliability]):
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """A table for people to read, the most reliable annotator first: how often right, its interval, and
-        agreement with the others on the tokens that they share."""
+        """A table for people to read, the most reliable annotator first: number of labels, probability of
+        being right with its interval, and agreement with the others on the tokens that they share."""
         width = max([len("annotator"), *map(len, self.names)])
         found = [f"{'annotator':<{width}}    labels   right  90 % interval  agrees with others"]
         for name in sorted(self.names, key=lambda name: -self[name].mean):
@@ -154,8 +155,8 @@ class Annotators(Mapping[str, Reliability]):
 
 @dataclass(frozen=True)
 class _Rows:
-    """concentration : (V, V) of one annotator's Dirichlet posteriors; seen : (V,) how often each label was
-    the true one of what they labelled."""
+    """concentration : (V, V) parameters of one annotator's Dirichlet posteriors. seen : (V,) expected
+    number of times that each label was the true one of what they labelled."""
 
     concentration: np.ndarray
     seen: np.ndarray

@@ -1,6 +1,7 @@
-"""A fitted model, and sequences that are encoded once and then asked several questions about.
+"""A fitted model, and its answers to several questions about sequences that are encoded once.
 
-Answers take ``known``, labels that are given: for each sequence a list with None where there is none."""
+Answers take ``known``, labels that are given: for each sequence, a list with None where a label is not
+known."""
 
 from __future__ import annotations
 
@@ -38,24 +39,24 @@ from structgp.gp import Posterior
 from structgp.structures import ByValues, Rules, Spec, Structure, chain, structure_for
 
 KEPT_DRAWS = 4
-"""Sets of draws that a model keeps for the next question, those asked for last."""
+"""Number of sets of draws that a model keeps for further questions: those used last."""
 
 ENTROPY_SAMPLES = 64
 
 MOST_DRAWS = 10_000
-"""That an answer may average over. The Monte Carlo error of a probability is then at most .005, and scores
-of 1,000 tokens with 10 labels take 800 MB."""
+"""Most draws that an answer may average over. The Monte Carlo error of a probability is then at most .005,
+and the scores of 1,000 tokens with 10 labels take 800 MB."""
 
 
 @dataclass(frozen=True)
 class Question:
     """How a question is answered.
 
-    n_draws : draws of the potentials that an answer averages over; 0 plugs in the posterior mean. shift :
-    (V,), added to the node scores of every token. device : where the answer is computed. decode : what
-    labels are chosen for: 'accuracy', 'f1', 'sequence' or 'cost'. costs : (V, V) of predicted labels
-    (columns) where others are true (rows), for 'cost'. local : whether probabilities of single labels come
-    from ``local_points`` where the model has them, rather than from the draws."""
+    n_draws : number of draws of the potentials that an answer averages over; 0 plugs in the posterior mean.
+    shift : (V,), added to the node scores of every token. device : where the answer is computed. decode :
+    the criterion by which labels are chosen: 'accuracy', 'f1', 'sequence' or 'cost'. costs : (V, V) cost of
+    each predicted label (column) for each true label (row), for 'cost'. local : True if probabilities of
+    single labels come from ``local_points``, if the model has them, rather than from the draws."""
 
     n_draws: int = 128
     shift: Tensor | None = None
@@ -66,23 +67,24 @@ class Question:
 
     @property
     def by_tokens(self) -> bool:
-        """Whether ``local_points`` are wanted, and can answer."""
+        """True if ``local_points`` are wanted, and the device allows them."""
         return self.local and torch.device(self.device).type == "cpu"
 
 
 @dataclass(frozen=True)
 class Model:
-    """A fitted posterior with the encoders that lead to it. Nothing in it changes while it is asked, and
-    several threads may ask at once.
+    """A fitted posterior with the encoders of its features and labels. Answering changes nothing visible in
+    it, so several threads may ask at once.
 
-    spec : the declared structure that answers. predictor : a structure of the user's own in its place,
-    which a file does not keep. n_draws : draws that an answer averages over unless the question says
-    otherwise; 0 plugs in the posterior mean. seed : of those draws. info : what is worth keeping of the fit
-    (bound, time, versions). extra : what the caller wants kept with the model, such as the source of a
-    feature template; JSON values only. constraints : on labellings, in every answer. spread : factor on how
-    far draws lie from the posterior mean. calibration : what sets with a guarantee need, None before it is
-    known. own : encoders of the features that edges have of their own, by template. annotators : what is
-    known of those whose labels it was fitted to, None where labels were taken for true."""
+    spec : the declared structure that answers. predictor : a structure of the user's own that answers in
+    its place, which a file does not keep. n_draws : number of draws that an answer averages over unless the
+    question says otherwise; 0 plugs in the posterior mean. seed : that of those draws. info : facts about
+    the fit that are worth keeping (bound, time, versions). extra : anything that the caller wants kept with
+    the model, such as the source of a feature template; JSON values only. constraints : those on labellings
+    in every answer. spread : factor on how far draws lie from the posterior mean. calibration : what sets
+    with a guarantee need, None if the model is not calibrated. own : encoders of features that belong to
+    edges alone, by template. annotators : the reliability of those whose labels the model was fitted to,
+    None if labels were taken as true."""
 
     encoder: FeatureEncoder
     labels: LabelEncoder
@@ -115,14 +117,14 @@ class Model:
 
     @cached_property
     def split(self) -> Any:
-        """What each template sees of the features: a ``FeatureSplit``, or a ``GraphSplit``."""
+        """The features that each template sees: a ``FeatureSplit``, or a ``GraphSplit``."""
         if self.spec.is_chain:
             return FeatureSplit(self.encoder, self.spec)
         return GraphSplit(self.encoder, self.spec, self.own, self.labels.classes)
 
     @cached_property
     def local_points(self) -> LocalPoints | None:
-        """A quick way to label probabilities, where there is one."""
+        """A quicker way to compute label probabilities; None if the model has none."""
         return LocalPoints.of(self)
 
     @cached_property
@@ -143,8 +145,8 @@ class Model:
         return Asked(self, question, rows, links_of(self.split, rows, shapes), shapes)
 
     def draws(self, n_draws: int, device: str = "cpu") -> Draws:
-        """Joint draws of all potentials, or for 0 draws the posterior mean. Kept for the next question: a
-        fitted posterior does not change any more."""
+        """Joint draws of all potentials, or the posterior mean for 0 draws. They are kept for further
+        questions, since a fitted posterior does not change any more."""
         with self._lock:
             found = self._kept.pop((n_draws, device), None)
             if found is None:
@@ -161,7 +163,8 @@ class Model:
 
 
 class Asked(Encoded):
-    """The answers. Those about tokens come one layer after the other where there are several."""
+    """Examples and the answers about them. If there are several layers, answers about tokens come one layer
+    after the other."""
 
     def marginals(self, known: Known | None = None) -> list[np.ndarray]:
         """(T, V) label probabilities of each sequence."""
@@ -171,13 +174,14 @@ class Asked(Encoded):
 
     @cached_property
     def _quick_marginals(self) -> list[np.ndarray]:
-        """Those of ``local_points``, found once: labels are chosen by them, and they are told."""
+        """``marginals`` from ``local_points``, computed once: labels are chosen by them, and they are
+        answers themselves."""
         quick = self.model.local_points
         assert quick is not None
         return quick.marginals(self.rows, self.question.shift)
 
     def local_points(self, known: Known | None = None) -> LocalPoints | None:
-        """What answers in the place of draws, if anything does."""
+        """The ``LocalPoints`` that answer in place of draws; None if draws are used."""
         if known is not None or not self.question.by_tokens:
             return None
         if self.model.rules is not None:
@@ -185,21 +189,21 @@ class Asked(Encoded):
         return self.model.local_points
 
     def monte_carlo_error(self, known: Known | None = None) -> list[np.ndarray]:
-        """(T, V) standard errors of ``marginals`` that come from sampling labellings, for a likelihood of
-        which there are values alone; 0 where answers are exact given the draws."""
+        """(T, V) standard errors of ``marginals`` due to sampling labellings, for a likelihood that only
+        gives values; 0 if answers are exact given the draws."""
         none = np.empty((0, len(self.model.labels.classes)))
         if not isinstance(self.model.structure, ByValues):
             return [np.zeros((len(r), none.shape[1])) for r in self.rows]
         return self._each(known, none, lambda at: at.monte_carlo_error())
 
     def best_tokens(self, known: Known | None = None) -> list[np.ndarray]:
-        """(T,) label indices: the labelling with the most tokens right in expectation, of those that the
+        """(T,) label indices: the labelling with the most tokens right in expectation, among those that the
         constraints allow."""
         rules = self.model.rules
         return self._chosen(known, lambda p, at, by: labellings.best_tokens(p, at, rules, by))
 
     def labels(self, known: Known | None = None) -> list[np.ndarray]:
-        """(T,) label indices of each sequence, chosen as the question says."""
+        """(T,) label indices of each sequence, chosen by the question's ``decode``."""
         ways = {
             "accuracy": self.best_tokens,
             "f1": self.best_spans,
@@ -209,7 +213,7 @@ class Asked(Encoded):
         return ways[self.question.decode](known)
 
     def best_spans(self, known: Known | None = None) -> list[np.ndarray]:
-        """(T,) label indices: the labelling with the highest expected span F1, of those that the
+        """(T,) label indices: the labelling with the highest expected span F1, among those that the
         constraints allow."""
         self.require("has_spans", "spans", "decode", "accuracy")
         model, rules, quick = self.model, self.model.rules, self.local_points(known)
@@ -237,7 +241,7 @@ class Asked(Encoded):
         return found
 
     def cheapest_tokens(self, known: Known | None = None) -> list[np.ndarray]:
-        """(T,) label indices: the labelling with the lowest expected cost, summed over tokens, of those
+        """(T,) label indices: the labelling with the lowest expected cost, summed over tokens, among those
         that the constraints allow."""
         assert self.question.costs is not None
         costs, rules = torch.from_numpy(self.question.costs), self.model.rules
@@ -246,8 +250,8 @@ class Asked(Encoded):
     def _chosen(
         self, known: Known | None, choose: Callable[[Tensor, Any, Structure | None], Tensor]
     ) -> list[np.ndarray]:
-        """(T,) label indices of each sequence: what ``choose`` takes by marginals (B, T, V), layout and
-        structure."""
+        """(T,) label indices of each sequence, as returned by ``choose`` for marginals (B, T, V), layout
+        and structure."""
         if self.local_points(known) is not None:
             return self._chosen_by(self.marginals(known), choose)
         none = np.empty(0, dtype=np.int64)
@@ -257,7 +261,7 @@ class Asked(Encoded):
         self, found: list[np.ndarray], choose: Callable[[Tensor, Any, Structure | None], Tensor]
     ) -> list[np.ndarray]:
         """The same from the marginals (T, V) of each sequence."""
-        if self.model.rules is None:  # one token after the other, whatever the sequence
+        if self.model.rules is None:  # tokens are independent, so all sequences go in one call
             p = torch.from_numpy(np.concatenate([np.empty((0, len(self.model.labels.classes))), *found]))
             labels = choose(p[None], None, None)[0].numpy()
             return np.split(labels, np.cumsum([len(q) for q in found])[:-1])
@@ -272,7 +276,7 @@ class Asked(Encoded):
         return answers
 
     def _obeyed(self, i: int, labels: np.ndarray) -> bool:
-        """Whether labels of example i obey the rules on templates that are not those of a chain."""
+        """True if labels of example i obey the rules on templates other than those of a chain."""
         rules = self.model.constraints
         if rules is None or not rules.more or self.links is None:
             return True
@@ -285,7 +289,7 @@ class Asked(Encoded):
 
     def n_best(self, n: int, known: Known | None = None) -> list[list[tuple[np.ndarray, float]]]:
         """The n most probable labellings of each sequence with their log-probabilities, best first; fewer
-        where there are not so many."""
+        if the sequence has fewer."""
         _check_number(n)
         self.require("has_n_best", "n best labellings")
         return self._n_best(n, known)
@@ -325,15 +329,15 @@ class Asked(Encoded):
         return found
 
     def transition_marginals(self, known: Known | None = None) -> list[np.ndarray]:
-        """(T - 1, V, V) probabilities of each label with the next one; (0, V, V) for at most one token."""
+        """(T - 1, V, V) joint probabilities of neighbouring labels; (0, V, V) for at most one token."""
         self.require("has_spans", "transition marginals")
         V = len(self.model.labels.classes)
         found = self._each(known, np.empty((0, V, V)), labellings.transition_marginals)
         return [p[: max(0, len(r) - 1)] for p, r in zip(found, self.rows, strict=True)]
 
     def log_probs(self, y: Sequence[Sequence[str | None]]) -> list[float | None]:
-        """log p(y | x) of each labelling, of its known part where there are None in it; None where a label
-        was never seen in training. -inf for one that the constraints forbid."""
+        """log p(y | x) of each labelling, or of its known part if it contains None. The answer is None if a
+        label was never seen in training, and -inf for a labelling that the constraints forbid."""
         model, question = self.model, self.question
         encoded = model.labels.transform(y)
         if any((e == MISSING).any() for e in encoded):
@@ -349,12 +353,13 @@ class Asked(Encoded):
         return answers
 
     def draw_marginals(self) -> Iterator[tuple[int, Tensor]]:
-        """(S, T, V) label probabilities under each draw, of sequence after sequence, with its place."""
+        """The index of each sequence in turn, with its label probabilities under each draw, (S, T, V)."""
         for i, at in self.one_by_one():
             yield i, at.ask("marginals")[:, 0]
 
     def spans(self, least: float, known: Known | None = None) -> list[list[tuple[int, int, str, float]]]:
-        """Spans (start, stop, label) with a probability of at least ``least``, and that probability."""
+        """Spans (start, stop, label, probability) of each sequence with a probability of at least
+        ``least``."""
         self.require("has_spans", "spans")
         boundaries = Boundaries.of(self.model.labels.classes)
         found: list[list[tuple[int, int, str, float]]] = [[] for _ in self.rows]
@@ -371,7 +376,7 @@ class Asked(Encoded):
         return found
 
     def decoded_spans(self, least: float) -> list[list[tuple[int, int, str, float]]]:
-        """``spans`` from the draws by which labels are chosen for F1."""
+        """``spans``, but from the draws by which labels are chosen for F1."""
         quick = self.local_points()
         if quick is None:
             return self.spans(least)
@@ -384,7 +389,7 @@ class Asked(Encoded):
     def span(
         self, start: int, stop: int, label: str | None, sense: str, known: Known | None = None
     ) -> tuple[float, Parts]:
-        """Probability of a span in the only sequence, and the uncertainty whether it is there."""
+        """Probability of a span in the only sequence, and the uncertainty about whether it is there."""
         self.require("has_spans", "spans")
         boundaries = Boundaries.of(self.model.labels.classes)
         kind = boundaries.kind_of(label, sense, start, stop, len(self.rows[0]))
@@ -399,7 +404,7 @@ class Asked(Encoded):
         return average, event_uncertainty(p, at.share[:, 0])
 
     def token_uncertainty(self, known: Known | None = None) -> list[np.ndarray]:
-        """(T, 2) total uncertainty of each token, and the part that is the data's, in nats."""
+        """(T, 2) total uncertainty of each token, and the part that is due to the data, in nats."""
         return self._each(known, np.empty((0, 2)), lambda at: torch.stack(token_uncertainty(at), -1))
 
     def sequence_uncertainty(self, known: Known | None = None) -> np.ndarray:

@@ -1,14 +1,14 @@
 """The labelling with the highest expected span F1.
 
-F1 is 2 correct / (predicted + true spans). Its expectation is taken part by part: a set of n spans with
-probabilities p_i, where m spans are expected, has 2 sum_i p_i / (n + m), which is at least F if and only if
-sum_i (p_i - F / 2) is at least m F / 2. So under the best set with F1 F, spans are worth p - F / 2 each,
-and that set is the one worth most among those that do not overlap (Dinkelbach 1967). The threshold F / 2 is
-found on left-out training sequences and stored, so that the answer for one sequence does not depend on
-others.
+F1 is 2 correct / (predicted + true spans). The expectation is taken of numerator and denominator
+separately: a set of n spans with probabilities p_i, where m spans are expected, has 2 sum_i p_i / (n + m),
+which is at least F if and only if sum_i (p_i - F / 2) is at least m F / 2. So if the best set has F1 F,
+each span is worth p - F / 2, and the best set is the one worth most among those without overlaps
+(Dinkelbach 1967). The threshold F / 2 is found on held-out training sequences and stored, so that the
+answer for one sequence does not depend on others.
 
-Labels must also obey the rules, and agree with what is known: the search is over labellings, and a
-labelling is worth what its spans are worth."""
+Labels must also obey the rules, and agree with known labels. So the search is over labellings, and a
+labelling is worth the sum of what its spans are worth."""
 
 from __future__ import annotations
 
@@ -29,35 +29,36 @@ from structgp.evaluation import metrics
 Spans = Sequence[tuple[int, int, int, float]]
 
 LEFT_OUT = 0.01
-"""What it costs to call a token outside, times the log-odds against it and for its most probable label.
-Where a span is probable and its bounds are open, no single span may be worth having, and without this its
-tokens would be called outside, which is almost certainly wrong. On left-out TRAINING sequences of four
-tasks, F1 is 76.0, 76.0, 76.0, 75.9 and 75.7 % on average at 0, .005, .01, .02 and .05, and token error
-10.6, 9.6, 9.2, 9.0 and 8.8 %: this is the largest that costs no F1."""
+"""Cost of calling a token outside, per unit of the log-odds of its most probable label against 'outside'.
+If a span is probable but its bounds are uncertain, no single span may be worth choosing; without this cost
+its tokens would be called outside, which is almost certainly wrong. On held-out TRAINING sequences of four
+tasks, F1 is 76.0, 76.0, 76.0, 75.9 and 75.7 % on average at 0, .005, .01, .02 and .05, and token error is
+10.6, 9.6, 9.2, 9.0 and 8.8 %: this is the largest cost that loses no F1."""
 
 LEAST_ODDS = 0.003
-"""A label has to be this probable for each unit of probability of its token's most probable label: nobody
-should read that a token is outside, with a probability of .00. On left-out TRAINING sequences of two tasks,
-F1 is 83.6 % without it, and 83.5, 83.5 and 83.4 % at .001, .003 and .01. Those hardly differ: .003 took the
-place of .01 after F1 on the test folds of recipes had been seen, 82.5 and 82.9 % with .01 and without."""
+"""Smallest probability of a label that may be chosen, relative to that of the token's most probable label:
+nobody should read that a token is outside, with a probability of .00. On held-out TRAINING sequences of two
+tasks, F1 is 83.6 % without it, and 83.5, 83.5 and 83.4 % at .001, .003 and .01. These hardly differ: .003
+replaced .01 after F1 on the test folds of recipes had been seen, 82.5 and 82.9 % with .01 and without."""
 
 TIE = 1e-6
-"""Worth of a label's probability: it decides between labellings that are worth the same."""
+"""Factor on label probabilities, so small that they only decide between labellings that are otherwise worth
+the same."""
 
 LEAST_COUNTED = 0.005
-"""Spans that are less probable than this are not counted as expected, and are in no set: there would be
-more of them than tokens."""
+"""Smallest probability of a span that counts as expected, or that a set may hold: there would be more of
+the others than tokens."""
 
 
 WORTH_COMPILING = 1_600
-"""Tokens times pairs of labels from which compiled loops pay: as many as make those for span probabilities
-pay, which have 32 draws of each. With fewer, a short command need not wait for numba."""
+"""Number of tokens times pairs of labels from which compiled loops pay. The loops for span probabilities
+pay from the same number, with 32 draws of each. Below it, a short command need not wait for numba."""
 
 
 @dataclass(frozen=True)
 class SpanDecoder:
-    """classes : labels; boundaries : of them; threshold : of a span's probability, above which it is worth
-    having; follows, starts, ends : what the rules allow."""
+    """classes : labels. boundaries : the boundaries between them. threshold : probability above which a
+    span is worth choosing. follows, starts, ends : what the rules allow."""
 
     classes: list[str]
     boundaries: Boundaries
@@ -68,7 +69,7 @@ class SpanDecoder:
 
     @staticmethod
     def of(classes: list[str], threshold: float | None, rules: Allowed | None) -> SpanDecoder:
-        """InputError without a threshold: the labels then are not spans."""
+        """InputError without a threshold, since the labels are then not spans."""
         if threshold is None:
             problem = f"the labels {', '.join(classes)} are not in a tagging scheme"
             raise InputError("decode", problem, "use 'accuracy', or labels such as B-X, I-X and O")
@@ -80,15 +81,14 @@ class SpanDecoder:
 
     @property
     def least(self) -> float:
-        """The probability of the least probable span that is considered; less where all tokens must be in
-        spans."""
+        """Smallest probability of a span that is considered; smaller where all tokens must be in spans."""
         has_outside = not bool(self.boundaries.inside.any(0).all())
         return self.threshold / 4 if has_outside else 0.01
 
     def labels(self, spans: Spans, p: np.ndarray, fallback: np.ndarray) -> np.ndarray:
-        """(T,) label indices. spans : start, stop, type and probability of each that may be chosen; p : (T,
-        V) label probabilities; fallback : (T,) an allowed labelling, whose spans may be chosen as well
-        where the others do not allow any. Cost O(T V^2), and O(L V) per span of L tokens."""
+        """(T,) label indices. spans : start, stop, type and probability of each span that may be chosen.
+        p : (T, V) label probabilities. fallback : (T,) an allowed labelling, whose spans may be chosen as
+        well if the other spans allow no labelling. Cost O(T V^2), and O(L V) per span of L tokens."""
         found = self._search(spans, p)
         if found is None:
             known = {span[:3]: span[3] for span in spans}
@@ -101,8 +101,8 @@ class SpanDecoder:
     def all_labels(
         self, each: Sequence[Spans], p: Sequence[np.ndarray], fallback: Callable[[int], np.ndarray]
     ) -> list[np.ndarray]:
-        """``labels`` of many sequences, by compiled loops where there are any. fallback : gives the allowed
-        labelling of one of them, and is called where that is needed."""
+        """``labels`` of many sequences, by compiled loops if they are available. fallback : gives an
+        allowed labelling of one sequence, and is only called if that is needed."""
         work = sum(map(len, p)) * len(self.classes) ** 2
         quick = _compiled_search() if work >= WORTH_COMPILING else None
         answers: list[np.ndarray | None] = (
@@ -115,7 +115,7 @@ class SpanDecoder:
         ]
 
     def _by_loops(self, search: Any, each: Sequence[Spans], p: Sequence[np.ndarray]) -> list[Any]:
-        """The labelling of each sequence that is worth most; None where there is none."""
+        """The labelling of each sequence that is worth most; None if there is none."""
         begin = np.append(0, np.cumsum([len(x) for x in p], dtype=np.int64))
         n_spans = [len(spans) for spans in each]
         known = np.array([span for spans in each for span in spans], float).reshape(-1, 4)
@@ -137,15 +137,15 @@ class SpanDecoder:
         return [x if there else None for x, there in zip(np.split(labels, begin[1:-1]), found, strict=True)]
 
     def _search(self, spans: Spans, p: np.ndarray) -> np.ndarray | None:
-        """The labelling worth most; None if there is none. ``score[t]`` : (V,) the most that labels of the
-        tokens before t can be worth if the last of them is v, and no span goes on beyond it; ``back`` : of
-        each of these, the token at which its last part begins, and the labels of that part."""
+        """The labelling that is worth most; None if there is none. ``score[t]`` : (V,) the most that labels
+        of the tokens before t can be worth if the last of them is v and no span goes on beyond it. ``back``
+        : for each of these scores, the token at which the last part begins, and the labels of that part."""
         T, V = p.shape
         apart, outside, _ = self._rules
         bonus = self._bonus(p).tolist()
         score = [[-math.inf] * V for _ in range(T + 1)]
         back: list[list[Any]] = [[None] * V for _ in range(T + 1)]
-        before: list[list[int]] = []  # of each token and its label, the label before it
+        before: list[list[int]] = []  # for each token and label, the best label before it
         groups: dict[int, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
         for start, stop, kind, value in spans:
             groups[start][kind][stop] = value - self.threshold
@@ -174,8 +174,9 @@ class SpanDecoder:
 
     @cached_property
     def _rules(self) -> tuple[np.ndarray, list[int], list[tuple[list[int], list[list[int]]]]]:
-        """(V, V) 0 where one part may be followed by another, else -inf; the labels outside of spans; of
-        each type its labels, and for each of these the places of those that it may follow in a span."""
+        """(V, V) 0 where a part that ends with one label may be followed by a part that begins with
+        another, else -inf; the labels outside of spans; and for each type, its labels with, for each of
+        them, the positions among these of the labels that it may follow within a span."""
         parts, inside = self.boundaries.parts.numpy(), self.boundaries.inside.numpy()
         apart, on = np.where(self.follows & parts, 0.0, -np.inf), self.follows & ~parts
         types = []
@@ -185,8 +186,8 @@ class SpanDecoder:
         return apart, np.flatnonzero(~inside.any(0)).tolist(), types
 
     def _bonus(self, p: np.ndarray, first: Any = 0, last: Any = -1) -> np.ndarray:
-        """(T, V) worth of each label by itself; -inf where it is all but impossible. first, last : the
-        tokens with which sequences begin and end."""
+        """(T, V) worth of each label by itself; -inf where the label is all but impossible. first, last :
+        indices of the tokens with which sequences begin and end."""
         inside = self.boundaries.inside.any(0).numpy()
         outside = np.maximum(p[:, ~inside].sum(1, keepdims=True), 1e-6)
         odds = np.log(outside / np.maximum(p.max(1, keepdims=True), outside))
@@ -207,8 +208,8 @@ class SpanDecoder:
         score: list[list[float]],
         back: list[list[Any]],
     ) -> None:
-        """Adds spans of one type that begin at t; worth : of each, by where it stops. In lists: a type has
-        few labels."""
+        """Adds spans of one type that begin at t. worth : that of each span, by where it stops. Uses lists,
+        since a type has few labels."""
         labels, follows = self._rules[2][kind]
         here, paths, last = [reach[v] for v in labels], [[v] for v in labels], max(worth)
         for stop in range(t + 1, last + 1):
@@ -240,12 +241,12 @@ def _compiled_search() -> Any:
 
 
 def expected_f1(each: Sequence[Sequence[tuple[int, int, Any, float]]]) -> tuple[float, float]:
-    """The highest expected F1 that non-overlapping spans of these sequences have together, and the
-    threshold that leads to it. each : of each sequence, spans that may overlap, all that are not too
+    """The highest expected F1 that non-overlapping spans of all these sequences can have together, and the
+    threshold that leads to it. each : for each sequence, all spans, possibly overlapping, that are not too
     improbable to count."""
     wanted = sum(span[3] for spans in each for span in spans)
     best = 0.0
-    while True:  # F rises until it stays
+    while True:  # F rises until it stays the same
         chosen = [p for spans in each for p in _best_set(spans, best / 2)]
         f1 = 2 * sum(chosen) / (len(chosen) + wanted) if wanted else 0.0
         if f1 <= best * (1 + 1e-9):
@@ -254,8 +255,7 @@ def expected_f1(each: Sequence[Sequence[tuple[int, int, Any, float]]]) -> tuple[
 
 
 def _best_set(spans: Sequence[tuple[int, int, Any, float]], threshold: float) -> list[float]:
-    """Probabilities of the non-overlapping spans whose probabilities exceed the threshold by most in
-    sum."""
+    """Probabilities of those non-overlapping spans whose summed excess over the threshold is largest."""
     best: list[tuple[float, list[float]]] = [(0.0, [])]
     ends = [0]
     for start, stop, _, p in sorted((s for s in spans if s[3] > threshold), key=lambda span: span[1]):

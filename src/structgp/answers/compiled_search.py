@@ -14,8 +14,8 @@ _compiled = njit(cache=True, nogil=True, error_model="numpy")
 
 @_compiled
 def _reach(score: Any, apart: Any, bonus: Any, before: Any, reach: Any) -> None:
-    """reach (V,) <- the most that labels up to a token are worth if a part begins there with each label;
-    before (V,) <- the label before it. score : (V,) what those before are worth."""
+    """Sets reach (V,) to the most that labels up to a token can be worth if a part begins there with each
+    label, and before (V,) to the label before it. score : (V,) the worth of the labels before the token."""
     V = len(bonus)
     for v in range(V):
         best, at = -np.inf, 0
@@ -27,8 +27,9 @@ def _reach(score: Any, apart: Any, bonus: Any, before: Any, reach: Any) -> None:
 
 @_compiled
 def _go_on(here: Any, labels: Any, on: Any, bonus: Any, origin: Any, moved: Any) -> None:
-    """moved (n,) <- what a span is worth that has come one token further to each of its n labels, without
-    what it is worth itself; origin (n,) <- where in ``labels`` the one before is, -1 for nowhere."""
+    """Extends a span by one token: sets moved (n,) to the worth of all labels so far, without that of the
+    span itself, if the new token has each of the n labels of the type, and origin (n,) to the index in
+    ``labels`` of the label before, -1 if there is none."""
     for j in range(len(labels)):
         origin[j] = -1
         for i in range(len(labels)):
@@ -41,8 +42,8 @@ def _go_on(here: Any, labels: Any, on: Any, bonus: Any, origin: Any, moved: Any)
 def _labels_of_span(
     start: int, stop: int, last: int, first: Any, labels: Any, on: Any, bonus: Any, out: Any
 ) -> None:
-    """out (T,) <- the labels of a span that ends with ``last``. first : (V,) what its first label is
-    worth, with all that is before."""
+    """Sets out (T,) to the labels of a span that ends with ``last``. first : (V,) worth of its first label,
+    with all labels before it."""
     n = len(labels)
     here, moved, origin = np.empty(n), np.empty(n), np.empty((stop - start, n), np.int64)
     j = 0
@@ -62,12 +63,14 @@ def best_labellings(
     bonus: Any, begin: Any, apart: Any, on: Any, outside: Any, labels: Any, label_begin: Any, spans: Any,
     worth: Any, span_begin: Any, out: Any, found: Any,
 ) -> None:  # fmt: skip
-    """out (N,) <- labels of the tokens of B sequences; found (B,) <- whether there is a labelling.
+    """Sets out (N,) to the labels of the tokens of B sequences, and found (B,) to True where there is a
+    labelling.
 
-    bonus : (N, V) worth of each label; begin : (B + 1,) where sequences begin; apart, on : (V, V), whether
-    two labels may follow each other with and without a boundary between them; outside : labels outside of
-    spans; labels, label_begin : those of each type, one type after the other. spans : (M, 3) start, type
-    and stop, in that order, of sequences from span_begin (B + 1,) on; worth : (M,) of each."""
+    bonus : (N, V) worth of each label. begin : (B + 1,) where sequences begin. apart, on : (V, V) True if
+    two labels may follow each other with and without a boundary between them. outside : the labels outside
+    of spans. labels, label_begin : the labels of each type, one type after the other, and where those of
+    each type begin. spans : (M, 3) start, type and stop of each span, sorted in this order within each
+    sequence; span_begin : (B + 1,) where those of each sequence begin; worth : (M,) worth of each span."""
     V, longest = bonus.shape[1], 0
     for b in range(len(begin) - 1):
         longest = max(longest, begin[b + 1] - begin[b])

@@ -1,15 +1,16 @@
 """Sets with a guarantee: conformal risk control (Angelopoulos et al., 2024), sequence by sequence.
 
-A set holds everything of probability at least lambda. Each calibration sequence has targets (the true
-labels of its tokens, its true spans, or its true labelling), and its loss at lambda is the share of them
-that their sets miss, which never exceeds 1. Of n sequences, lambda is the largest number with
+A set holds everything with a probability of at least lambda. Each calibration sequence has targets (the
+true labels of its tokens, its true spans, or its true labelling), and its loss at lambda is the share of
+its targets that the sets miss, which never exceeds 1. With n sequences, lambda is the largest number with
 
     (sum of their losses at lambda + 1) / (n + 1)  <=  1 - coverage.
 
 If a new sequence is exchangeable with those n, its expected loss is then at most 1 - coverage, whatever the
-model: tokens of a sequence may depend on each other, and probabilities may be wrong. One target per
-sequence makes this split conformal prediction. Strata of lengths have a lambda each, and the statement
-holds in each of them; their bounds come from the training data, so that they favour no sequence."""
+model: tokens of a sequence may depend on each other, and probabilities may be wrong. With one target per
+sequence, this is split conformal prediction. Each stratum of lengths has a lambda of its own, and the
+guarantee holds in each of them; the bounds of the strata come from the training data, so that they favour
+no sequence."""
 
 from __future__ import annotations
 
@@ -23,18 +24,18 @@ import numpy as np
 from structgp.errors import InputError
 
 KINDS = ("tokens", "spans", "labellings")
-"""What sets can be of: labels of a token, spans of a sequence, labellings of a sequence."""
+"""Kinds of sets: of the labels of a token, of the spans of a sequence, of the labellings of a sequence."""
 
 STRATUM = 10
-"""Sequences of a stratum, about, are at least this number over 1 - coverage: a guarantee from finitely many
-sequences then gives away a tenth of the loss that is allowed. Not chosen on data."""
+"""Smallest number of sequences in a stratum, approximately, times 1 - coverage: a guarantee from finitely
+many sequences then gives away a tenth of the loss that is allowed. Not chosen on data."""
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What sets of calibration sequences should hold. sizes : (n,) targets of each sequence. owner, score :
-    (m,) of the targets that a set may miss, the sequence they belong to and the largest lambda whose sets
-    hold them; 0 if no set holds them."""
+    """The targets that the sets of calibration sequences should hold. sizes : (n,) number of targets of
+    each sequence. owner, score : (m,) for each target that a set may miss, the sequence that it belongs to,
+    and the largest lambda whose sets hold it; 0 if no set holds it."""
 
     sizes: np.ndarray
     owner: np.ndarray
@@ -42,14 +43,15 @@ class Targets:
 
     @staticmethod
     def of(scores: Sequence[np.ndarray]) -> Targets:
-        """From the scores of all targets of each sequence; one of 1 or more is in every set."""
+        """From the scores of all targets of each sequence. A target with a score of 1 or more is in every
+        set."""
         sizes = np.array([len(s) for s in scores], dtype=np.int64)
         owner = np.repeat(np.arange(len(scores)), sizes)
         score = np.concatenate([*scores, np.empty(0)])
         return Targets(sizes, owner[score < 1], score[score < 1])
 
     def part(self, which: np.ndarray) -> Targets:
-        """Those of some sequences; which : (n,), True for them."""
+        """The targets of some sequences. which : (n,), True for those sequences."""
         here = which[self.owner]
         return Targets(self.sizes[which], (np.cumsum(which) - 1)[self.owner[here]], self.score[here])
 
@@ -80,8 +82,8 @@ class Targets:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """lambda of each stratum of lengths, the shortest first, None where no set is large enough; ``cuts`` :
-    lengths that are the last of their strata."""
+    """values : lambda of each stratum of lengths, the shortest first; None where no set is large enough.
+    cuts : the largest length of each stratum but the last."""
 
     cuts: np.ndarray
     values: list[float | None]
@@ -92,9 +94,9 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What calibration has found. lengths : (n,) of the sequences. targets : by kind. quartiles : of the
-    lengths of training sequences, empty if they are not known. settings : under which the probabilities
-    were computed, and under which the sets have to be."""
+    """The result of calibration. lengths : (n,) those of the calibration sequences. targets : by kind of
+    set. quartiles : those of the lengths of training sequences, empty if not known. settings : those under
+    which the probabilities were computed; sets must be computed under the same settings."""
 
     lengths: np.ndarray
     targets: dict[str, Targets]
@@ -126,7 +128,8 @@ class Calibration:
         return Thresholds(cuts, [part.threshold(coverage) for part in parts])
 
     def cuts(self, coverage: float) -> np.ndarray:
-        """Between four strata, two or one, by the number of calibration sequences alone."""
+        """Bounds between four, two or one strata. How many there are depends on the number of calibration
+        sequences only."""
         enough = len(self.lengths) * (1 - coverage) / STRATUM + 1e-9
         return np.array(self.quartiles if enough >= 4 else self.quartiles[1:2] if enough >= 2 else ())
 
@@ -158,7 +161,7 @@ def needed(coverage: float) -> int:
 
 
 def _below(share: float) -> str:
-    """Rounded down."""
+    """The share as text, rounded down to three decimal places."""
     return f"{math.floor(1000 * share + 1e-9) / 1000:g}"
 
 
@@ -170,7 +173,7 @@ def label_scores(p: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def label_sets(p: np.ndarray, threshold: float | None) -> np.ndarray:
-    """(T, V) which labels the sets of a sequence hold; all of them without a threshold."""
+    """(T, V) True for the labels that the sets of a sequence hold; without a threshold, for all labels."""
     if threshold is None:
         return np.ones_like(p, dtype=bool)
     return (p >= threshold) | (np.arange(p.shape[1]) == p.argmax(1)[:, None])

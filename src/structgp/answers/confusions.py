@@ -1,20 +1,21 @@
-"""What is known of annotators: for each of them, how often a true label is given as which label.
+"""Confusion matrices of annotators: for each of them, how often each true label is given as which label.
 
 The labels that annotators give are independent given the true ones: annotator a writes w where v is true
-with probability pi_a[v, w]. Each row of pi_a has a Dirichlet prior, in which the right label is as probable
-as the annotator is right on the whole, so that rare labels borrow from frequent ones. Given the expected
-number of times that v was given as w, its posterior is a Dirichlet too, and what was said of a token is
-evidence about its true label,
+with probability pi_a[v, w]. Each row of pi_a has a Dirichlet prior, in which the probability of the right
+label is the annotator's overall rate of right labels, so that rare labels borrow from frequent ones. Given
+the expected number of times that v was given as w, the posterior of the row is a Dirichlet too, and what
+was said of a token is evidence about its true label,
 
     E[v] = sum over annotators a of log of the mean of pi_a[v, what a said],
 
-a number added to the scores of the structure: log p(annotations | f) = log Z(f + E) - log Z(f). These means
-are the most probable matrices where the prior's concentrations are larger by 1, which makes the alternation
-of counts and matrices an EM algorithm. (E[log pi] in the place of the log of the mean, as variational Bayes
-has it, trusts the best annotator too much: a confusion that was never seen counts as all but impossible.)
+which is added to the scores of the structure: log p(annotations | f) = log Z(f + E) - log Z(f). These means
+are the most probable matrices under a prior whose concentrations are larger by 1, so that alternating
+between counts and matrices is an EM algorithm. (Variational Bayes would use E[log pi] in place of the log
+of the mean. That trusts the best annotator too much: a confusion that was never seen counts as all but
+impossible.)
 
-Where an annotator's labels also depend on the label they gave before, there is one matrix per such label,
-its prior centred at what the annotator does on the whole.
+If an annotator's labels also depend on the label they gave before, there is one matrix for each such label,
+with a prior centred at the annotator's overall matrix.
 
 Letters: A annotators, C contexts (1, or V + 1), V labels."""
 
@@ -29,12 +30,12 @@ from torch import Tensor
 from structgp.data.annotations import Given
 
 RIGHT, WRONG = 4.0, 2.0
-"""Labels, right and wrong, that an annotator counts as having given before they have given any: two thirds
+"""Prior counts of right and wrong labels of an annotator: before they have given any, two thirds count as
 right. Not chosen on data."""
 
 STRENGTH = 2.0
-"""Prior counts of each entry of a confusion matrix, on average. Taken after a look at four simulations on
-the embedded corpus (6 per row was about as good), with other seeds than ``experiments.annotators`` has."""
+"""Mean prior count per entry of a confusion matrix. Chosen after a look at four simulations on the embedded
+corpus (6 per row was about as good), with other seeds than ``experiments.annotators`` uses."""
 
 
 @dataclass
@@ -51,7 +52,8 @@ class Confusions:
 
     @property
     def prior(self) -> Tensor:
-        """(A, C, V, V) concentrations a priori, with what all rows of an annotator share as it is now."""
+        """(A, C, V, V) prior concentrations, given the current rate of right labels, which all rows of an
+        annotator share."""
         V, whole = self.counts.shape[-1], self.counts.sum(1, keepdim=True)
         right = whole.diagonal(dim1=-1, dim2=-2).sum(-1) + RIGHT
         share = (right / (whole.sum((-1, -2)) + RIGHT + WRONG))[..., None, None]
@@ -64,7 +66,7 @@ class Confusions:
 
     @property
     def concentration(self) -> Tensor:
-        """(A, C, V, V) of the posterior."""
+        """(A, C, V, V) concentrations of the posterior."""
         return self.prior + self.counts
 
     @property
@@ -81,14 +83,14 @@ class Confusions:
 
     @property
     def log_prior(self) -> float:
-        """Log of the prior density, its concentrations larger by 1, at the matrices as they are."""
+        """Log prior density of the current matrices, with concentrations larger by 1."""
         prior = self.prior + 1
         normaliser = prior.sum(-1).lgamma() - prior.lgamma().sum(-1)
         return float((normaliser + ((prior - 1) * self.mean.log()).sum(-1)).sum())
 
     def add(self, rows: Tensor, truth: Tensor) -> None:
-        """Counts labels that were given, in place. rows : (E,) of ``evidence``; truth : (E, V)
-        probabilities of the true label of each, times how often it counts."""
+        """Counts labels that were given, in place. rows : (E,) their rows in ``evidence``. truth : (E, V)
+        probabilities of the true label of each, times its sample weight."""
         A, C, V, _ = self.counts.shape
         found = truth.new_zeros((A * C * V, V)).index_add_(0, rows, truth)
         self.counts += found.view(A, C, V, V).mT
@@ -101,7 +103,8 @@ def rows_of(given: Given) -> Tensor:
 
 
 def evidence_of(given: Given, lengths: list[int], known: Confusions) -> list[np.ndarray]:
-    """(N, V) of each example: the log-likelihood of what was said of each variable, given its label."""
+    """(N, V) for each example: the log-likelihood of the labels given to each variable, by its true
+    label."""
     starts = np.concatenate([[0], np.cumsum(lengths)])
     place = torch.from_numpy(starts[given.sequence] + given.token)
     whole = torch.zeros((int(starts[-1]), given.n_labels), dtype=torch.float64)

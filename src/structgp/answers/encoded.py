@@ -1,5 +1,5 @@
-"""Examples that are encoded once: their batches, with potentials given the labels that are known, and how
-labels and answers get the shape of the examples."""
+"""Examples that are encoded once: their batches and potentials given known labels, and the conversion of
+labels and answers from and to the shape of the examples."""
 
 from __future__ import annotations
 
@@ -33,19 +33,20 @@ BATCH_TOKENS, CACHED_NUMBERS = 2_000, 800_000
 """Most tokens of a batch, and most node scores of all its draws, so that they fit into a cache."""
 
 MOST_SCORES = 1 << 26
-"""Numbers of an example under all its draws, at most: half a gigabyte, and an answer takes up to four times
-that. Of a longer example there are fewer draws, and a warning."""
+"""Most scores of an example under all its draws: half a gigabyte, and an answer takes up to four times
+that. A longer example gets fewer draws, with a warning."""
 
 FEWEST_DRAWS = 16
-"""As many stand for the posterior in a fit. An example that is too long even for them is refused."""
+"""Smallest number of draws that a long example gets, as many as represent the posterior in a fit. An
+example that is too long even for them is refused."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """model : that answers. question : the settings of all answers. rows : (T, W) encoded tokens of each
-    sequence. links, shapes : of examples that are not chains, their tuples and what they look like. kept :
-    potentials for further questions, None if they are not to be kept. given : the sequences themselves
-    where ``rows`` do not yet tell values apart that training never saw."""
+    """model : the model that answers. question : the settings of all answers. rows : (T, W) encoded tokens
+    of each sequence. links, shapes : the tuples and shapes of examples that are not chains. kept :
+    potentials for further questions, None if they are not to be kept. given : the sequences themselves, if
+    ``rows`` do not yet distinguish values that training never saw."""
 
     model: Model
     question: Question
@@ -57,28 +58,28 @@ class Encoded:
 
     @cached_property
     def rows_apart(self) -> list[np.ndarray]:
-        """``rows``, with values that training never saw told apart: what draws of scores need."""
+        """``rows`` in which values that training never saw are distinguished, as draws of scores need."""
         return self.rows if self.given is None else self.model.encoder.transform(self.given)
 
     @property
     def n_layers(self) -> int:
-        """Labels per token."""
+        """Number of labels per token."""
         return max(1, len(self.model.spec.layers))
 
     def some(self, index: Sequence[int]) -> Self:
-        """Some of the examples, in this order."""
+        """The examples with these indices, in this order."""
         links = None if self.links is None else [self.links[i] for i in index]
         shapes = None if self.shapes is None else [self.shapes[i] for i in index]
         rows, given = [self.rows[i] for i in index], self.given and [self.given[i] for i in index]
         return replace(self, rows=rows, links=links, shapes=shapes, kept=None, given=given)
 
     def keeping(self) -> Self:
-        """The same examples, whose potentials are computed once for all questions without known labels:
-        half of what an answer costs. Memory: a number per draw, token and label."""
+        """The same examples, with potentials that are computed only once for all questions without known
+        labels, which is half of the cost of an answer. Memory: one number per draw, token and label."""
         return replace(self, kept=[])
 
     def narrowed(self, spread: float) -> Self:
-        """The same with draws that lie so many times as far from the posterior mean; for examples whose
+        """The same, with draws that lie ``spread`` times as far from the posterior mean; for examples whose
         potentials are kept. Draws come with their mirror images, so their average is the mean."""
         found = []
         for batch, at in self.potentials():
@@ -89,8 +90,8 @@ class Encoded:
     def potentials(
         self, known: Known | None = None, n_draws: int | None = None
     ) -> Iterator[tuple[Batch, Potentials]]:
-        """Batch after batch, given the labels that are known, with its potentials. n_draws : None for as
-        many as the question says."""
+        """Batch after batch, with its potentials given the known labels. n_draws : None for as many as the
+        question says."""
         if self.kept is None or known is not None or n_draws is not None:
             yield from self._computed(known, n_draws)
             return
@@ -113,7 +114,7 @@ class Encoded:
     def one_by_one(
         self, known: Known | None = None, n_draws: int | None = None
     ) -> Iterator[tuple[int, Potentials]]:
-        """The potentials of each sequence that has tokens, without padding, with its place."""
+        """The index of each sequence that has tokens, with its potentials, without padding."""
         for batch, at in self.potentials(known, n_draws):
             at = at.on_host()
             for b, i in enumerate(batch.index.tolist()):
@@ -139,7 +140,7 @@ class Encoded:
         most = min(most, max(1, MOST_SCORES // (max(1, n_draws) * self._numbers_per_token)))
         fewest = min(max(1, n_draws), FEWEST_DRAWS)
         self._check_lengths(lengths, MOST_SCORES // (fewest * self._numbers_per_token))
-        if device == "cpu" and labels is None:  # given labels, rounding depends on how they are padded
+        if device == "cpu" and labels is None:  # with known labels, rounding depends on the padding
             most = min(most, max(1, CACHED_NUMBERS // (n_labels * max(1, n_draws))))
         for index in by_length(lengths, most):
             batch = pad(self.rows_apart, labels, model.encoder.pad_row, index, None, self.n_layers)
@@ -148,21 +149,21 @@ class Encoded:
 
     @property
     def _has_features(self) -> bool:
-        """Whether transitions, or tuples, have features: each has a table of scores of its own then."""
+        """True if transitions, or tuples, have features: each of them then has its own table of scores."""
         split = self.model.split
         return split.next is not None or (self.links is not None and any(split.views[1:]))
 
     @property
     def _numbers_per_token(self) -> int:
-        """Under one draw: one per label, or a table of them where transitions have features, and where
-        spans are read off the transitions of a chain with links."""
+        """Numbers per token under one draw: one per label; or one per pair of labels, if transitions have
+        features, or if spans are read off the transitions of a chain with links."""
         n_labels = len(self.model.labels.classes)
         walks = self.links is not None and self.model.structure.has_walk
         return n_labels**2 if self._has_features or walks else n_labels
 
     def _affordable(self, batch: Batch, n_draws: int) -> int:
-        """``n_draws``, or as many as there is memory for where an example is very long; it then has a batch
-        for itself, so that no other answer depends on it."""
+        """``n_draws``, or, if an example is very long, as many as there is memory for. Such an example has
+        a batch for itself, so that no other answer depends on it."""
         length = batch.mask.shape[1]
         most = max(FEWEST_DRAWS, MOST_SCORES // max(1, length * self._numbers_per_token) // 2 * 2)
         if n_draws <= most:
@@ -173,7 +174,7 @@ class Encoded:
         return most
 
     def require(self, ability: str, what: str, place: str = "predict_with", use: str = "chain") -> None:
-        """InputError where the structure that answers lacks an ability."""
+        """InputError if the structure that answers lacks an ability."""
         structure = self.model.structure
         if not getattr(structure, ability):
             if structure.many_templates:
@@ -185,8 +186,8 @@ class Encoded:
             raise InputError(place, problem, f"use {use!r}")
 
     def _checked(self, known: Known | None) -> list[np.ndarray] | None:
-        """The labels that are known, as numbers; of annotations, the evidence that they are. InputError
-        where they or the constraints leave a sequence without labelling."""
+        """The known labels as numbers, or, for annotations, the evidence that they give. InputError if the
+        known labels or the constraints leave a sequence without any labelling."""
         model, encoded = self.model, None
         if isinstance(known, Annotations):
             if model.rules is not None and not isinstance(model.structure, Declared):
@@ -207,8 +208,8 @@ class Encoded:
         return encoded
 
     def _weighed(self, known: Annotations) -> list[np.ndarray]:
-        """(N, V) of each example, the log-likelihood of what annotators said of each variable given its
-        label, as the fit has learned to weigh it."""
+        """(N, V) for each example, the log-likelihood of what annotators said of each variable given its
+        label, under the confusion matrices learned by the fit."""
         model, flat = self.model, []
         if model.annotators is None:
             problem = "annotations, and the model was fitted to labels that were taken for true"
@@ -240,8 +241,8 @@ class Encoded:
             raise InputError(f"X[{longest}]", problem, remedy)
 
     def _check_graphs(self, batch: Batch, at: Potentials, given: bool) -> None:
-        """InputError where the labels that are known or the constraints leave an example of the batch
-        without labelling. Cost: that of one more draw."""
+        """InputError if the known labels or the constraints leave an example of the batch without any
+        labelling. Cost: that of one more draw."""
         structure, one = at.structure, next(at.some_draws(1))
         assert isinstance(structure, Declared)
         scores = structure.keep_known(one.scores, batch.y, at.layout) if given else one.scores
@@ -266,11 +267,11 @@ class Encoded:
                 raise _no_labelling(n, len(r), known is not None)
 
     def labels_given(self, y: Any, name: str = "y") -> list[list[str | None]]:
-        """Labels of each example as those of its nodes in order, after checking that they fit."""
+        """Labels of each example as a list over its nodes in order, after checking that they fit."""
         y, layers = as_label_lists(y, name), self.model.spec.layers
         if self.shapes is None:
             return check_labels(self.rows, y, name)
-        if name == "known" and layers:  # of a layer that is not named nothing is known
+        if name == "known" and layers:  # nothing is known about a layer that is not named
             empty = [{layer: [None] * len(rows) for layer in layers} for rows in self.rows]
             if len(empty) == len(y):
                 each = zip(empty, y, strict=True)
@@ -279,7 +280,7 @@ class Encoded:
 
     def shaped(self, values: Sequence[Any]) -> list[Any]:
         """Values of the variables of each example, in the shape of the example: (H, W) for a grid, a dict
-        by layer where there are several."""
+        by layer if there are several layers."""
         if self.shapes is None:
             return list(values)
         layers, whole = self.model.spec.layers, self.model.labels.integers
@@ -289,11 +290,12 @@ class Encoded:
 
     @property
     def span_names(self) -> list[str]:
-        """The labels as spans are read off them: B-chunk=NP for the label B-NP of a layer 'chunk'."""
+        """The labels in the form from which spans are read: B-chunk=NP for the label B-NP of a layer
+        'chunk'."""
         return [self._span_name(label) for label in self.model.labels.classes]
 
     def span_labels(self, y: Sequence[Sequence[str]]) -> list[list[str]]:
-        """Labels of each sequence to read spans off, one sequence per layer."""
+        """Labels of each sequence in the form from which spans are read, one sequence per layer."""
         if not self.model.spec.layers:
             return [list(labels) for labels in y]
         found = []

@@ -1,7 +1,7 @@
 """Probabilities of spans where labels are not a Markov chain: higher orders, skip links, segments.
 
-A span is an event about labels and neighbouring labels. With -inf at what does not agree with it,
-the sum over labellings is that over those that have the span: p = Z(span) / Z."""
+A span is an event about labels and neighbouring labels. If every score that disagrees with the span is set
+to -inf, the sum over labellings runs over those that have the span: p = Z(span) / Z."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from structgp.structures import Segments
 from structgp.structures.program import by_position
 
 AT_ONCE = 1 << 23
-"""Numbers in tables of possible segments that are held at once: beyond it, some draws at a time."""
+"""Most numbers in tables of possible segments that are held at once; if there are more, a few draws are
+processed at a time."""
 
 
 def sums_exactly(at: Potentials) -> bool:
-    """Whether the structure has log Z of these examples, of sequences that have transitions."""
+    """True if the structure has exact values of log Z for these examples, sequences with transitions."""
     structure: Any = at.structure
     if not hasattr(structure, "log_partition") or structure.spec.next is None:
         return False
@@ -30,8 +31,8 @@ def sums_exactly(at: Potentials) -> bool:
 def span_by_sums(
     at: Potentials, inside: Tensor, parts: Tensor, start: int, stop: int, bounded: bool
 ) -> Tensor:
-    """(S,) probability of the span under each draw, in the only sequence. inside : (V,) labels that it may
-    have; parts : (V, V) whether a span ends or begins between two labels. Cost: two sums over
+    """(S,) probability of the span under each draw, in the only sequence. inside : (V,) True for labels
+    that it may have. parts : (V, V) True if a span ends or begins between two labels. Cost: two sums over
     labellings."""
     spec = at.structure.spec
     k = [t.name for t in spec.templates].index(spec.next.name) if spec.next is not None else 1
@@ -52,9 +53,9 @@ def span_by_sums(
 def likely_segments(
     at: Potentials, parts: Tensor, least: float
 ) -> list[dict[tuple[int, int, int], float]] | None:
-    """Of each sequence, the probability of every span (start, stop, type) of up to L tokens that has at
-    least this one, L being the longest with a score of its own; None for structures without segments, or
-    where spans are read off the labels in another way. Cost of one marginal."""
+    """For each sequence, the probability of every span (start, stop, type) of up to L tokens whose
+    probability is at least ``least``; L is the longest length with a score of its own. None for structures
+    without segments, or if spans are read off the labels in another way. Cost: that of the marginals."""
     structure = at.structure
     if not isinstance(structure, Segments) or not torch.equal(structure.scheme.parts, parts):
         return None

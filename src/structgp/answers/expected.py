@@ -1,16 +1,15 @@
-"""How good labels are on text that nobody has labelled: their scores against labellings drawn from the
-posterior.
+"""Expected scores of labels on text that nobody has labelled, from labellings drawn from the posterior.
 
-A draw is one set of functions for the whole corpus, and then one labelling of every sequence given them.
-What is uncertain about the functions is wrong in all sequences alike, so that scores of a corpus spread
-more than its number of tokens suggests.
+A draw is one set of functions for the whole corpus, and then one labelling of every sequence given these
+functions. An error in the functions affects all sequences alike, so that the scores of a corpus vary more
+than its number of tokens suggests.
 
-Models that are too timid or too bold expect too many errors or too few. Where cross-validation within the
-training data has counted r errors per expected error, with a standard error e of log r, errors are
-multiplied by a ratio. Its logarithm is taken to be normal: a priori around 0, with the standard deviation t
-that errors have between draws, in proportion; then, given what was counted, around log(r) t^2 / (t^2 +
-e^2), with variance t^2 e^2 / (t^2 + e^2). On tasks kept for this choice (segmentation, product titles),
-intervals of 90 % held the true error in 4 of 8 cases without it, and in 6 with it."""
+Models that are underconfident or overconfident expect too many errors or too few. If cross-validation
+within the training data has counted r errors per expected error, with a standard error e of log r, errors
+are multiplied by a ratio. Its logarithm is taken to be normal: a priori around 0, with the relative
+standard deviation t of errors between draws; given the count, around log(r) t^2 / (t^2 + e^2), with
+variance t^2 e^2 / (t^2 + e^2). On tasks kept for this choice (segmentation, product titles), intervals of
+90 % held the true error in 4 of 8 cases without the ratio, and in 6 with it."""
 
 from __future__ import annotations
 
@@ -28,15 +27,16 @@ from structgp.answers.spans import Boundaries
 from structgp.errors import InputError
 
 SCORED_LABELLINGS = 512
-"""Labellings of a corpus, at least, whose scores give an interval: the share of them beyond a bound of a 90
-% interval has a standard error of one in a hundred."""
+"""Smallest number of labellings of a corpus whose scores give an interval: the share of them beyond a bound
+of a 90 % interval has a standard error of one in a hundred."""
 
 DRAWS_AT_ONCE = 128
-"""Of few draws, each is repeated about so often, which saves time and little memory."""
+"""Number of draws from which labellings are drawn in one call: fewer draws are repeated to about this
+number, which saves time and takes little memory."""
 
 
 class Interval(NamedTuple):
-    """Expectation of a score, and bounds that it lies between with a given probability."""
+    """Expectation of a score, and the bounds between which it lies with a given probability."""
 
     mean: float
     low: float
@@ -45,8 +45,8 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpectedScores:
-    """Share of tokens with a wrong label, and of spans as conlleval counts them; level : probability of the
-    intervals."""
+    """error : share of tokens with a wrong label. precision, recall, f1 : those of spans as conlleval
+    counts them. level : probability of the intervals."""
 
     error: Interval
     precision: Interval
@@ -57,7 +57,7 @@ class ExpectedScores:
     n_tokens: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Name -> value, intervals as dicts, in the order of the fields."""
+        """Values by name, in the order of the fields, with intervals as dicts."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: v._asdict() if isinstance(v, Interval) else v for name, v in found.items()}
 
@@ -68,8 +68,7 @@ def check_level(level: Any) -> None:
 
 
 def scores_of(asked: Asked, guess: Sequence[np.ndarray], level: float) -> ExpectedScores:
-    """How good the labels ``guess`` (label indices) are, by labellings that are drawn from the
-    posterior."""
+    """Expected scores of the labels ``guess`` (label indices), from labellings drawn from the posterior."""
     check_level(level)
     asked.require("has_sample", "labellings to draw")
     lengths = [len(rows) * asked.n_layers for rows in asked.rows]
@@ -81,7 +80,7 @@ def scores_of(asked: Asked, guess: Sequence[np.ndarray], level: float) -> Expect
     N = -(-SCORED_LABELLINGS // n_draws) * n_draws
     for batch, at in asked.potentials():
         at = at.on_host()
-        n = -(-N // len(at.f))  # of a very long sequence there are fewer draws
+        n = -(-N // len(at.f))  # a very long sequence has fewer draws
         labels = torch.zeros(at.mask.shape, dtype=torch.int64)
         for b, i in enumerate(batch.index.tolist()):
             labels[b, at.mask[b]] = torch.from_numpy(guess[i])
@@ -92,11 +91,11 @@ def scores_of(asked: Asked, guess: Sequence[np.ndarray], level: float) -> Expect
 def expected_scores(
     counts: np.ndarray, lengths: list[int], level: float, counted: Sequence[float] | None = None
 ) -> ExpectedScores:
-    """From the counts of ``agreement`` under all draws (N, 4), over all sequences. counted : errors per
-    expected error in cross-validation, and the standard error of its logarithm."""
+    """Expected scores from the counts of ``agreement`` over all sequences, under all draws (N, 4).
+    counted : errors per expected error in cross-validation, and the standard error of its logarithm."""
     wrong, true, guessed, both = counts.T.astype(float)
     ratio = np.ones(len(wrong)) if counted is None else _ratios(wrong, *counted)
-    most = np.minimum(guessed, true)  # that can be right
+    most = np.minimum(guessed, true)  # spans that can be right
     scores = {
         "error": np.minimum(1, ratio * wrong / sum(lengths)),
         "precision": _right(guessed - ratio * (guessed - both), most, guessed),
@@ -112,7 +111,7 @@ def expected_scores(
 
 
 def _ratios(wrong: np.ndarray, counted: float, error: float) -> np.ndarray:
-    """(N,) draws of the ratio by which errors are multiplied, from those of N draws."""
+    """(N,) draws of the ratio by which errors are multiplied, from the numbers of errors ``wrong`` (N,)."""
     between = (wrong.std() / max(wrong.mean(), 1e-12)) ** 2
     share = between / (between + error**2)
     normal = np.random.default_rng(0).standard_normal(len(wrong))
@@ -120,13 +119,13 @@ def _ratios(wrong: np.ndarray, counted: float, error: float) -> np.ndarray:
 
 
 def _right(number: np.ndarray, most: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """A number from 0 to the most that can be, as a share of a whole; as in conlleval, 0 / 0 is 0."""
+    """A number, clipped to between 0 and ``most``, as a share of a whole; as in conlleval, 0 / 0 is 0."""
     return np.clip(number, 0, most) / np.maximum(whole, 1)
 
 
 def agreement(y: Tensor, guess: Tensor, mask: Tensor, boundaries: Boundaries) -> Tensor:
-    """(S, 4) of guess (B, T) against labellings y (S, B, T): tokens that differ, spans in y, spans in the
-    guess, and those in both. Counts as ``metrics.span_scores`` has them."""
+    """(S, 4) counts for a guess (B, T) against labellings y (S, B, T): tokens that differ, spans in y,
+    spans in the guess, and spans in both, counted as in ``metrics.span_scores``."""
     (kind, begins, stop), (kind_of_guess, expected, stop_of_guess) = (
         _spans(labels, mask, boundaries) for labels in (y, guess)
     )
@@ -136,8 +135,8 @@ def agreement(y: Tensor, guess: Tensor, mask: Tensor, boundaries: Boundaries) ->
 
 
 def _spans(y: Tensor, mask: Tensor, boundaries: Boundaries) -> tuple[Tensor, Tensor, Tensor]:
-    """(..., T) of labellings y: the type of span that a token belongs to (-1 for none), whether one begins
-    there, and where it ends."""
+    """For each token of labellings y (..., T): the type of the span that it belongs to (-1 for none),
+    whether a span begins there, and where it ends."""
     parted = boundaries.parts[y[..., :-1], y[..., 1:]] | ~mask[..., 1:]
     edge = torch.ones_like(y[..., :1], dtype=torch.bool)
     breaks = torch.cat([edge, parted, edge], -1)  # (..., T + 1)

@@ -1,7 +1,7 @@
-"""What the JSON of a model file must say, and how it must fit the tensors, before a model is built.
+"""Checks of a model file before a model is built: the form of its JSON, and whether it fits the tensors.
 
-Whoever writes a file can make its digest fit, so the digest says nothing of who wrote it. Nothing that is
-read here may raise anything but a FormError, or allocate more than the file itself takes."""
+Whoever writes a file can make its digest fit, so the digest says nothing about who wrote it. Whatever a
+file holds, reading it here may raise nothing but a FormError, and allocate no more than the file's size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from structgp.structures import Spec
 from structgp.structures.segments.span_scheme import SpanScheme
 
 MOST_NUMBERS = 1_000_000
-"""That a kernel may hold beside what its file holds, 8 MB: room for sizes of which no tensor is kept."""
+"""How many numbers a kernel may hold however few its file holds (8 MB): room for sizes without a stored
+tensor."""
 
 MOST_DIMENSIONS = 8
 DTYPES = ("F64", "F32", "I64", "I32", "U8", "BOOL")
@@ -81,7 +82,8 @@ HEADER = {
 
 
 def read_tensors(file: Any) -> dict[str, Tensor]:
-    """The tensors of an open safetensors file; FormError for one that no model holds, before it is read."""
+    """The tensors of an open safetensors file; FormError, before reading, for a tensor that no model
+    holds."""
     names = list(file.keys())
     for name in names:
         part = file.get_slice(name)
@@ -94,7 +96,7 @@ def read_tensors(file: Any) -> dict[str, Tensor]:
 
 
 def check_header(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """FormError where the JSON does not have its form, or does not fit itself or the tensors."""
+    """FormError if the JSON has the wrong form, contradicts itself, or does not fit the tensors."""
     check_form(header, HEADER)
     labels = header["labels"]
     if len(labels) < 2 or len(set(labels)) < len(labels):
@@ -133,18 +135,18 @@ def label_shapes(spec: Spec, classes: Sequence[str]) -> dict[str, tuple[int, ...
             if not all(layer in spans for layer in layers):
                 raise FormError(f"the template {template.name[:50]!r} has layers that do not exist")
             found[template.name] = tuple(stop - start for start, stop in (spans[w] for w in layers))
-    if spec.is_chain:  # transitions that are left out have scores of 0, or one score that nothing reads
+    if spec.is_chain:  # omitted transitions have scores of 0, or a single score that is never read
         found["next"] = (len(classes),) * 2
     return found
 
 
 def check_values(tensors: Mapping[str, Tensor]) -> None:
-    """FormError for a tensor with values that no fit leaves behind."""
+    """FormError for a tensor with values that no fit can produce."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             continue
         last = name.rpartition(".")[2]
-        if last in ("lower_bound", "upper_bound"):  # of a parameter of the user's kernel
+        if last in ("lower_bound", "upper_bound"):  # bounds of a parameter of the user's kernel
             wrong = tensor.isnan()
         elif last == "log_amplitude":  # -inf where the block is silent
             wrong = ~(tensor <= 700)
@@ -157,14 +159,14 @@ def check_values(tensors: Mapping[str, Tensor]) -> None:
 
 
 def own_tensors(template: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of one block, without its name before theirs."""
+    """The tensors of one block, without the prefix of the template's name."""
     start = f"{template}."
     return {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
 
 
 def check_block_size(numbers: int, template: str, tensors: Mapping[str, Tensor]) -> None:
-    """FormError if a block would hold many more numbers than the file has for it. Triangular factors are
-    stored as a half."""
+    """FormError if a block would hold many more numbers than the file has for it. (Of triangular factors,
+    only one half is stored.)"""
     stored = sum(t.numel() for t in own_tensors(template, tensors).values())
     if numbers > 4 * stored + 1000:
         raise FormError(f"the template {template[:50]!r} needs {numbers:,} numbers, and has {stored:,}")
@@ -190,7 +192,7 @@ def _check_encoder(encoder: Mapping[str, Any], name: str, stored: int) -> None:
 
 
 def _check_kernel_size(block: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """FormError if the kernel of a block would be larger than what the file holds of it."""
+    """FormError if the kernel of a block would be much larger than its part of the file."""
     if "kernel" in block:
         most = max(MOST_NUMBERS, 4 * sum(t.numel() for t in tensors.values()))
         numbers = _kernel_numbers(block["kernel"])
@@ -199,8 +201,8 @@ def _check_kernel_size(block: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
 
 
 def _kernel_numbers(described: Any) -> int:
-    """At most so many numbers a kernel can hold, from its description: in each kernel inside, the product
-    of all whole numbers, and the length of its lists."""
+    """An upper bound on how many numbers a kernel holds, from its description: for each kernel in it, the
+    product of all whole numbers among its arguments, and of the sum of its ``sizes``."""
     check_form(described, KERNEL, "kernel")
     product, inside = 1, sum(map(_kernel_numbers, described["positional"]))
     for name, value in described["arguments"].items():
@@ -228,9 +230,9 @@ def _check_rules(rules: Mapping[str, Any] | None, n_labels: int) -> None:
 
 
 def check_scores(model: Any) -> None:
-    """FormError if the scores of a token with unknown features are not what the structure takes: kernels
-    that see other columns than the encoder makes, or numbers that overflow. Cost: that of the mean of one
-    token."""
+    """FormError if the scores of a token with unknown features are not what the structure takes, because
+    kernels expect other columns than the encoder makes, or because numbers overflow. Cost: that of the mean
+    of one token."""
     for (name, block), view in zip(model.posterior.items(), _views(model), strict=True):
         rows = None
         if (view is None) != (block.kernel is None):
@@ -246,6 +248,6 @@ def check_scores(model: Any) -> None:
 
 
 def _views(model: Any) -> list[Any]:
-    """What each template sees of the features, None for none."""
+    """The features that each template sees; None for a template without features."""
     split = model.split
     return [split.node, split.next] if model.spec.is_chain else list(split.views)

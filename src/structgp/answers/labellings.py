@@ -1,4 +1,4 @@
-"""From potentials to answers about labellings: averaged probabilities, decodings, n best and samples."""
+"""Answers about labellings from potentials: averaged probabilities, decodings, n best and samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from structgp.structures.program import draws_at_once
 
 
 def transition_marginals(at: Potentials) -> Tensor:
-    """(B, T-1, V, V) probabilities of each label with the next one; 0 at padding."""
+    """(B, T-1, V, V) joint probabilities of neighbouring labels; 0 at padding."""
     B, T, V = at.f.shape[1:]
     total = at.f.new_zeros((B, T - 1, V, V))
     if not at.structure.has_walk:
@@ -24,7 +24,7 @@ def transition_marginals(at: Potentials) -> Tensor:
             for t in range(labels.shape[1] - 1):
                 total[b, t].index_put_((labels[:, t], labels[:, t + 1]), p.to(total), accumulate=True)
         return total
-    # Some draws at a time: there is a transition matrix for each position of each draw.
+    # A few draws at a time: there is a transition matrix for each position of each draw.
     for some in at.some_draws(draws_at_once(at.f)):
         node, step = some.ask("walk")
         total += torch.einsum("sb,sbti,sbtij->btij", some.share, node[:, :, :-1], step)
@@ -32,23 +32,23 @@ def transition_marginals(at: Potentials) -> Tensor:
 
 
 def weighted_labellings(at: Potentials) -> list[tuple[Tensor, Tensor]]:
-    """For each sequence labellings (C, T), without padding, and their probabilities (C,) averaged over
+    """For each sequence, labellings (C, T) without padding, and their probabilities (C,) averaged over
     draws."""
     each = at.ask("labellings")
     return [(labels.to(p.device), at.share[:, b].to(p) @ p) for b, (labels, p) in enumerate(each)]
 
 
 def log_prob(at: Potentials, y: Tensor) -> Tensor:
-    """(B,) log of the probability of labelling y (B, T), averaged over draws; of its known labels where
-    some are missing."""
+    """(B,) log of the probability of labelling y (B, T), averaged over draws; if labels are missing, of the
+    known ones."""
     with torch.no_grad():
         values = at.log_prob(y)
         return torch.logsumexp(values, 0) - math.log(len(values))
 
 
 def best_tokens(p: Tensor, layout: Any, rules: Rules | None, structure: Structure | None = None) -> Tensor:
-    """(B, T) the labelling with the most tokens right in expectation, of those that ``rules`` allow, from
-    marginals (B, T, V). Without rules the most probable label of each token. layout, structure : the mask
+    """(B, T) the labelling with the most tokens right in expectation among those that ``rules`` allow, from
+    marginals (B, T, V). Without rules, the most probable label of each token. layout, structure : the mask
     of sequences, or the layout of graphs and the structure that declares them."""
     return _best(p, p, layout, rules, structure)
 
@@ -56,15 +56,15 @@ def best_tokens(p: Tensor, layout: Any, rules: Rules | None, structure: Structur
 def cheapest_tokens(
     p: Tensor, layout: Any, rules: Rules | None, costs: Tensor, structure: Structure | None = None
 ) -> Tensor:
-    """(B, T) the labelling with the lowest expected cost, of those that ``rules`` allow, from marginals (B,
-    T, V) and costs (V, V), row = true, column = predicted."""
+    """(B, T) the labelling with the lowest expected cost among those that ``rules`` allow, from marginals
+    (B, T, V) and costs (V, V), row = true, column = predicted."""
     return _best(-(p @ costs.to(p)), p, layout, rules, structure)
 
 
 def _best(gain: Tensor, p: Tensor, layout: Any, rules: Rules | None, structure: Structure | None) -> Tensor:
-    """(B, T) the allowed labelling whose gains (B, T, V) have the largest sum, of labels that are possible
-    under marginals p."""
-    # A label of probability 0 may be ruled out by what is known.
+    """(B, T) the allowed labelling whose gains (B, T, V) have the largest sum, using only labels that are
+    possible under the marginals p."""
+    # A label of probability 0 may be ruled out by known labels.
     scores = torch.where(p > 0, gain, -torch.inf)
     if rules is None:
         return scores.argmax(-1)
@@ -77,11 +77,11 @@ def _best(gain: Tensor, p: Tensor, layout: Any, rules: Rules | None, structure: 
 
 
 MOST_NUMBERS = 1 << 27
-"""That the recursion for the n best labellings may keep, 1 GB: n T V^2 of each sequence."""
+"""Most numbers that the recursion for the n best labellings may keep (1 GB): n T V^2 per sequence."""
 
 
 def at_most(n: int, at: Potentials) -> int:
-    """n, or the number of labellings of the longest sequence where those are fewer."""
+    """n, or the number of labellings of the longest sequence if that is smaller."""
     T, V = at.mask.shape[1], at.f.shape[-1]
     return min(n, V**T) if T * math.log(max(1, V)) < 30 else n
 
@@ -90,10 +90,10 @@ def n_best(at: Potentials, plugged: Potentials, n: int) -> tuple[Tensor, Tensor]
     """The n most probable labellings: labels (B, n, T) and log-probabilities (B, n), best first; -inf where
     there are fewer.
 
-    Candidates are the 2 n best of the posterior mean (``plugged``, of one draw) and the best of each draw;
-    their probabilities are averaged over draws exactly. The result is exact if the mean is itself the only
-    draw, or n is at least the number of labellings. Cost O(B T V n (V + n)), and for S draws O(S B T V^2 (S
-    + n))."""
+    Candidates are the 2 n best labellings under the posterior mean (``plugged``, with one draw) and the
+    best one under each draw; their probabilities are averaged over draws exactly. The result is exact if
+    the mean is itself the only draw, or if n is at least the number of labellings. Cost O(B T V n (V + n)),
+    and for S draws O(S B T V^2 (S + n))."""
     B, T = at.mask.shape
     V = at.f.shape[-1]
     wanted = at_most(2 * n, at) if len(at.f) > 1 else n
@@ -125,21 +125,21 @@ def n_best(at: Potentials, plugged: Potentials, n: int) -> tuple[Tensor, Tensor]
 
 
 def _lists_best(at: Potentials) -> bool:
-    """Whether the n best labellings can be listed; a program that is not exact knows a good one alone."""
+    """True if the n best labellings can be listed; a program that is not exact only finds one good one."""
     structure: Any = at.structure
     return structure.has_n_best and (not hasattr(structure, "is_exact") or bool(at.ask("is_exact")))
 
 
 def _averaged(at: Potentials, labels: Tensor) -> Tensor:
-    """(C,) log-probabilities, averaged over draws, of labellings (C, T) of the only sequence, some at a
-    time."""
+    """(C,) log of the probabilities, averaged over draws, of labellings (C, T) of the only sequence, a few
+    at a time."""
     values = [at.times(len(some)).log_prob(some) for some in labels.split(draws_at_once(at.f[None]))]
     return torch.logsumexp(torch.cat(values, 1) + at.share.log(), 0)
 
 
 def sample_labellings(at: Potentials, n: int, generator: torch.Generator) -> Tensor:
-    """(n, B, T) labellings drawn from the average over draws: a draw by its share, then a labelling from
-    it. 0 at padding. Cost O(n B T V^2)."""
+    """(n, B, T) labellings drawn from the average over draws: first a draw with the probability of its
+    share, then a labelling from it. 0 at padding. Cost O(n B T V^2)."""
     which = torch.multinomial(at.share.T, n, replacement=True, generator=generator)  # (B, n)
     some = [at.one(b, at.mask.shape[1], draws) for b, draws in enumerate(which)]
     return torch.cat([one.ask("sample", generator) for one in some], 1)

@@ -1,9 +1,8 @@
-"""Label probabilities of a chain, averaged over the posterior by few draws of a sequence and many points
-for the scores of each token (``structures.linear_chain.averages``): a tenth of the work of 128 draws, for
-probabilities that are as good.
+"""Label probabilities of a chain from few draws of a sequence and many points for each token's scores.
 
-Noise is a matter of a token's position in its sequence, and points are the same for all tokens: the answer
-does not depend on what else is asked about.
+See ``structures.linear_chain.averages``: this average over the posterior takes a tenth of the work of 128
+draws, for probabilities that are as good. The noise depends only on a token's position in its sequence, and
+points are the same for all tokens, so an answer does not depend on what else is asked about.
 """
 
 from __future__ import annotations
@@ -28,23 +27,24 @@ if TYPE_CHECKING:
     from structgp.answers.ask import Model
 
 N_POINTS, N_POSITIONS = 64, 64
-"""Points for the scores of a token, mirrored; and positions of a sequence that have noise of their own.
+"""Number of points for the scores of a token, including mirror images; and number of positions in a
+sequence that have noise of their own.
 
-The number of points and ``N_DRAWS`` were chosen on left-out thirds of the TRAINING data of four tasks, two
+The number of points and ``N_DRAWS`` were chosen on held-out thirds of the TRAINING data of four tasks, two
 folds each, encoded and raw, as the smallest that lose nothing in NLL against 128 draws, on average
 (``python -m experiments.answer_draws``)."""
 
 SPAN_DRAWS = 32
-"""Draws from which spans are found where labels are chosen for F1. On the same left-out data, raw, the mean
-F1 was 78.4 % with them and with 128 joint draws, and 78.2 % with 16."""
+"""Number of draws from which spans are found when labels are chosen for F1. On the same held-out data, raw,
+the mean F1 was 78.4 % with 32 draws and with 128 joint draws, and 78.2 % with 16."""
 
 TOKENS_AT_ONCE = 2_000
-"""So many rows stay in a cache."""
+"""Number of tokens processed at once, so that their rows stay in a cache."""
 
 
 class LocalPoints:
-    """Of a model whose structure is a chain with one table of transitions, and whose posterior has
-    ``token_moments``. Use ``of``."""
+    """Quick label probabilities for a model whose structure is a chain with one table of transitions, and
+    whose posterior has ``token_moments``. Made by ``of``."""
 
     def __init__(self, model: Model, moments: object, transitions: tuple[Tensor, Tensor]) -> None:
         node, table = model.posterior.blocks
@@ -56,7 +56,7 @@ class LocalPoints:
         rng, P = np.random.default_rng([model.seed, 2]), len(transitions[0])
 
         def drawn(n: int) -> tuple[np.ndarray, Tensor]:
-            """Noise (P, R, n / 2) of tokens, and of n draws of the transitions."""
+            """Noise (P, R, n / 2) for tokens, and noise for n draws of the transitions."""
             numbers = stratified(rng.standard_normal((P, n // 2)))
             both = torch.from_numpy(np.concatenate([numbers, -numbers], 1).T)
             return stratified(rng.standard_normal((N_POSITIONS, node.n_functions, n // 2))), both
@@ -68,7 +68,7 @@ class LocalPoints:
         self._spread_out(model.spread)
 
     def _spread_out(self, spread: float) -> None:
-        """Places the draws of the transitions. spread : factor on how far draws lie from the mean."""
+        """Sets the draws of the transitions. spread : factor on how far draws lie from the mean."""
         self.spread, (mean, sd) = spread, self._transitions
         g, self.span_tables = (
             self._table.scores(mean + spread * sd * moves) for moves in (self._moves, self._span_moves)
@@ -76,14 +76,14 @@ class LocalPoints:
         self.averages = ChainAverages(self._noise, self._points, g, self.structure.rules)
 
     def under(self, spread: float) -> LocalPoints:
-        """The same with draws that lie so far from the mean."""
+        """The same, with draws that lie ``spread`` times as far from the mean."""
         found = copy.copy(self)
         found._spread_out(spread)
         return found
 
     @classmethod
     def of(cls, model: Model) -> LocalPoints | None:
-        """None where the model is not of that kind."""
+        """The points of a model; None if the model is not of the right kind."""
         structure, blocks = model.structure, model.posterior.blocks
         if type(structure) is not Chain or structure.spec.next is None or len(blocks) != 2:
             return None
@@ -112,15 +112,16 @@ class LocalPoints:
     def spans(
         self, rows: Sequence[np.ndarray], shift: Tensor | None, boundaries: Boundaries, least: float
     ) -> Iterator[tuple[int, list[tuple[int, int, int, float]]]]:
-        """The place of each sequence, in any order, and its spans (start, stop, kind) with a probability of
-        at least ``least``, and that probability."""
+        """The index of each sequence, in any order, with its spans (start, stop, kind, probability) whose
+        probability is at least ``least``."""
         for index, at in self._potentials(rows, shift):
             yield from zip(index, likely_spans(at, boundaries, least), strict=True)
 
     def _potentials(
         self, rows: Sequence[np.ndarray], shift: Tensor | None
     ) -> Iterator[tuple[list[int], Potentials]]:
-        """``SPAN_DRAWS`` draws of the scores of sequences, batch by batch, with the places of those."""
+        """``SPAN_DRAWS`` draws of the scores of sequences, batch by batch, with the indices of the
+        sequences."""
         V, own = len(self.basis), self.spread * np.diagonal(self.basis)
         is_diagonal = np.array_equal(self.basis, np.diag(np.diagonal(self.basis)))
         for index in by_length([len(r) for r in rows], max(1, CACHED_NUMBERS // (V * SPAN_DRAWS))):
@@ -148,7 +149,7 @@ class LocalPoints:
 
 
 def _joined(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """(N, W) all tokens, rows of sequences with fewer sparse features filled up."""
+    """(N, W) the rows of all tokens; those with fewer sparse features are padded."""
     full = [r for r in rows if len(r)]
     width = max(r.shape[1] for r in full)
     if any(r.shape[1] < width for r in full):
@@ -158,9 +159,9 @@ def _joined(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def stratified(normal: np.ndarray) -> np.ndarray:
-    """Standard normal numbers (..., n), which will be mirrored, moved so that the absolute values along the
-    last dimension are one from each of n slices of equal probability. A slice is represented by the root of
-    its mean square; order and signs stay."""
+    """Standard normal numbers (..., n), which will be mirrored, moved so that along the last dimension
+    there is one absolute value from each of n slices of equal probability. A slice is represented by the
+    root of its mean square; order and signs stay."""
     n = normal.shape[-1]
     ends = ndtri(0.5 + np.arange(n + 1) / (2 * n))
     ends[-1] = 40.0  # where the density is 0 in double precision
@@ -171,7 +172,7 @@ def stratified(normal: np.ndarray) -> np.ndarray:
 
 
 def orthogonal(R: int, n: int, rng: np.random.Generator) -> np.ndarray:
-    """(R, n) columns of standard normal numbers, R after R of them orthogonal to each other."""
+    """(R, n) columns of standard normal numbers; each successive group of R columns is orthogonal."""
     drawn = [(rng.standard_normal((R, R)), rng.chisquare(R, R)) for _ in range(-(-n // R))]
     normal, squares = (np.stack(of) for of in zip(*drawn, strict=True))
     found = np.linalg.qr(normal)[0] * np.sqrt(squares)[:, None]

@@ -1,6 +1,7 @@
-"""A model file: one safetensors file, with the tensors, and under the metadata key ``structgp`` a JSON
-object with everything else. It holds no code and is read without pickle. A digest over both says whether
-the file is still what was written."""
+"""Reads and writes model files, each a single safetensors file.
+
+It holds the tensors and, under the metadata key ``structgp``, a JSON object with everything else. It holds
+no code and is read without pickle. A digest over both tells whether the file is still what was written."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ FORMAT = 11
 
 
 def save(model: Model, path: str | Path) -> None:
-    """Writes one file, atomically: an existing one stays as it was if anything fails."""
+    """Writes one file atomically: an existing file stays as it was if anything fails."""
     posterior = model.posterior
     # Copies, since a ScaleKernel shares the active_dims of the kernel in it.
     tensors = {
@@ -74,8 +75,8 @@ def save(model: Model, path: str | Path) -> None:
 
 def load(path: str | Path, structure: Any = None) -> Model:
     """Reads a model file; ModelFileError, in one line, if it is not one or was damaged. ``structure`` : the
-    user's own function or Structure that answered, where the model had one: a file holds no code. 'chain'
-    to have the chain answer in its place."""
+    user's own function or Structure that answers, if the model had one (a file holds no code); 'chain' to
+    have the chain answer in its place."""
     place = str(path)
     header, tensors = _read(place)
     predictor = _given_predictor(place, header, structure)
@@ -86,7 +87,7 @@ def load(path: str | Path, structure: Any = None) -> Model:
     try:
         model = _built(header, tensors, predictor)
         check_scores(model)
-    except Exception as error:  # whatever the parts of a damaged file make a constructor raise
+    except Exception as error:  # a constructor may raise anything when given parts of a damaged file
         raise _unfit(place, error) from error
     return model
 
@@ -111,8 +112,8 @@ def _built(header: dict[str, Any], tensors: dict[str, Tensor], predictor: Struct
 
 
 def _given_predictor(place: str, header: dict[str, Any], structure: Any) -> Structure | None:
-    """What answers in the place of the declared structure; ModelFileError if it is not what the file
-    names."""
+    """The structure that answers in place of the declared one; ModelFileError if it is not the one that the
+    file names."""
     name, predictor = header["predictor"], _predictor(structure)
     given = _name_of(predictor)
     short, given_short = (n and n.split(".")[-1] for n in (name, given))
@@ -129,7 +130,7 @@ def _given_predictor(place: str, header: dict[str, Any], structure: Any) -> Stru
 
 
 def _unfit(place: str, error: Exception) -> ModelFileError:
-    """The error for a file whose digest is right and whose content is not."""
+    """The error for a file with the right digest but invalid content."""
     told = f"{error.place}: {error.problem}" if isinstance(error, InputError) else str(error)
     told = told.split("\n")[0][:200] if isinstance(error, FormError | InputError) else type(error).__name__
     return ModelFileError(place, f"does not hold a model ({told})", "get it again, or train it again")
@@ -145,7 +146,7 @@ def _mode(place: str) -> int:
 def _read(place: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The JSON and the tensors of a file."""
     try:
-        if not stat.S_ISREG(_mode(place)):  # a pipe would be waited for
+        if not stat.S_ISREG(_mode(place)):  # reading a pipe would wait for its writer
             reason = "a folder" if os.path.isdir(place) else "not a regular file"
             raise ModelFileError(place, reason, "pass a file that structgp wrote")
         with safetensors.safe_open(place, framework="pt") as file:
@@ -195,7 +196,7 @@ def _is_chain(structure: Any) -> bool:
 
 
 def _predictor(structure: Any) -> Structure | None:
-    """What answers for a structure that is passed to ``load``."""
+    """The structure that answers, given the one that is passed to ``load``."""
     if structure is None or _is_chain(structure):
         return None
     if isinstance(structure, Custom):
@@ -222,7 +223,7 @@ def _posterior_from_json(states: list[dict[str, Any]], tensors: dict[str, Tensor
 
 
 def _block_to_json(template: str, block: Any) -> dict[str, Any]:
-    """What a block has to be built from for its tensors to fit."""
+    """The description from which a block is rebuilt so that its tensors fit."""
     state = {"template": template, "family": block.name, "labels": list(block.labels)}
     state["options"] = block.options()
     return state if block.kernel is None else state | {"kernel": describe(block.kernel)}
@@ -244,7 +245,7 @@ def _block_from_json(state: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
 def _recode(
     tensors: dict[str, Tensor], posterior: Posterior, code: Callable[[Tensor, bool, bool], Tensor]
 ) -> None:
-    """Packs or unpacks what says how far each block of the posterior spreads, in place."""
+    """Packs or unpacks, in place, the tensors of the covariance of each block of the posterior."""
     for name, block in posterior.items():
         for kind in ("factor", "directions", "root"):
             key, triangular = f"{name}.{kind}", kind == "root" or getattr(block, "form", None) == "full"
@@ -258,8 +259,8 @@ def _triangle(M: int, upper: bool) -> Tensor:
 
 
 def _pack(spread: Tensor, triangular: bool, upper: bool) -> Tensor:
-    """(..., M, M) triangular float64 -> (..., M (M + 1) / 2) float32, exact after ``round_factor``: a
-    quarter of the space. Others: float32."""
+    """Turns triangular float64 (..., M, M) into float32 (..., M (M + 1) / 2), exact after ``round_factor``,
+    in a quarter of the space. Other tensors only become float32."""
     if not triangular:
         return spread.float()
     row, column = _triangle(spread.shape[-1], upper)

@@ -1,7 +1,6 @@
-"""Joint draws of all potentials from a posterior, and their scores on a batch: what every answer averages
-over.
+"""Joint draws of all potentials from a posterior, and their scores on a batch, which answers average over.
 
-The draws are functions, fixed once from a seed: every example meets the same ones, so an answer does not
+The draws are functions, fixed once from a seed: all examples see the same ones, so an answer does not
 depend on what else is in the batch, on the order, or on padding."""
 
 from __future__ import annotations
@@ -19,18 +18,20 @@ from structgp.gp import Posterior
 from structgp.structures import ByValues, Structure
 
 SALT = 1_000_003
-"""Between the seeds of one block and of the next: what their draws leave open has nothing in common."""
+"""Difference between the seeds of one block and the next, so that the noise in what their draws leave open
+is unrelated."""
 
 
 LARGEST_SCORE = 1e15
-"""Double precision rounds larger scores to whole numbers, and their probabilities mean nothing."""
+"""Largest score that is accepted: double precision rounds larger ones to whole numbers, and their
+probabilities mean nothing."""
 
 
 @dataclass(frozen=True)
 class Draws:
-    """S draws from a posterior, each with its mirror image, one part per block; or the posterior mean as
-    the only one. spread : a factor on how far they lie from the posterior mean, whose parts are ``middle``;
-    those are only needed where it is not 1."""
+    """S draws from a posterior, each with its mirror image, or the posterior mean as the only draw; one
+    part per block. spread : a factor on how far draws lie from the posterior mean. middle : the parts of
+    that mean, only needed if the factor is not 1."""
 
     posterior: Posterior
     parts: tuple[Any, ...]
@@ -38,8 +39,8 @@ class Draws:
     middle: tuple[Any, ...] = ()
 
     def potentials(self, structure: Structure, batch: Batch, shift: Tensor | None = None) -> Potentials:
-        """The scores of every template at the rows of a batch, joint over its tuples. shift : (V,), added
-        to the scores of each position."""
+        """The scores of every template at the rows of a batch, drawn jointly over its tuples. shift : (V,),
+        added to the scores of each position."""
         with torch.no_grad():
             scores = self._scores(self.parts, batch)
             if self.spread != 1:
@@ -64,7 +65,7 @@ def sample(posterior: Posterior, n: int, seed: int, spread: float = 1.0) -> Draw
     generator = torch.Generator().manual_seed(seed)
     blocks, found = posterior.blocks, {}
     with torch.no_grad():
-        # What all examples share is drawn first: a larger vocabulary then leaves it as it is.
+        # Blocks that all examples share are drawn first, so that a larger vocabulary does not change them.
         for k in sorted(range(len(blocks)), key=lambda k: not blocks[k].shared):
             found[k] = blocks[k].draws(n, seed + SALT * k, generator)
     middle = () if spread == 1 else mean(posterior).parts
@@ -83,11 +84,11 @@ def _is_sound(scores: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Potentials:
-    """likelihood : that answers, before anything is known. scores : of each template, as the structure
-    takes them; those of nodes come first, (S, B, T, V), -inf at labels that are known not to be; then (S,
-    *labels), or (S, B, E, *labels). layout : of the examples, the mask (B, T) of sequences or the layout of
-    graphs. share : (S, B), how much each draw counts, which sums to 1 over draws. known : (B, T) labels
-    that are known, negative where none is, for a likelihood that cannot read them off the scores; else
+    """likelihood : the structure that answers as long as no labels are known. scores : those of each
+    template, as the structure takes them: first those of nodes, (S, B, T, V), -inf at labels that known
+    labels exclude; then (S, *labels), or (S, B, E, *labels). layout : the mask (B, T) of sequences or the
+    layout of graphs. share : (S, B), how much each draw counts, which sums to 1 over draws. known : (B, T)
+    known labels, negative where unknown, for a likelihood that cannot read them off the scores; else
     None."""
 
     likelihood: Structure
@@ -98,13 +99,13 @@ class Potentials:
 
     @property
     def structure(self) -> Structure:
-        """That answers, given what is known."""
+        """The structure that answers, given the known labels."""
         told = None if self.known is None else self.likelihood.given(self.known)
         return self.likelihood if told is None else told
 
     @property
     def f(self) -> Tensor:
-        """(S, B, T, V) scores of nodes, of the first layer."""
+        """(S, B, T, V) scores of nodes, those of the first layer."""
         return self.scores[0]
 
     @property
@@ -122,9 +123,9 @@ class Potentials:
         return len(self.share)
 
     def given(self, y: Tensor) -> Potentials:
-        """The same given labels y (B, T) that are known, negative where none is, or given evidence y (B, T,
-        V): an answer is then its probability together with them, divided by theirs, and a draw counts as
-        much as it expected them."""
+        """The same given known labels y (B, T), negative where unknown, or given evidence y (B, T, V). The
+        probability of an answer is then that of the answer together with the known labels, divided by that
+        of the known labels, and each draw counts in proportion to the probability that it gave to them."""
         if not y.is_floating_point() and not bool(((y >= 0) & self.mask).any()):
             return self
         with torch.no_grad():
@@ -139,7 +140,7 @@ class Potentials:
         return Potentials(self.likelihood, scores, self.layout.to("cpu"), self.share.cpu(), known)
 
     def one(self, b: int, length: int, draws: Tensor | slice = slice(None)) -> Potentials:
-        """Those of one example under some draws; of a sequence, without padding."""
+        """The potentials of one example under some draws; for a sequence, without padding."""
         share, scores = self.share[draws][:, b : b + 1], []
         for k, x in enumerate(self.scores):
             scores.append(x[draws][:, b : b + 1] if self._has_examples(k) else x[draws])
@@ -165,18 +166,18 @@ class Potentials:
             yield replace(self, scores=tuple(scores), share=share)
 
     def repeated(self, n: int) -> Potentials:
-        """Every draw n times, in turn."""
+        """The draws repeated n times, one block of all draws after the other."""
         scores = tuple(x.repeat(n, *[1] * (x.dim() - 1)) for x in self.scores)
         return replace(self, scores=scores, share=self.share.repeat(n, 1) / n)
 
     def _has_examples(self, k: int) -> bool:
-        """Whether scores of template k differ from example to example."""
+        """True if the scores of template k differ from example to example."""
         templates = self.structure.spec.templates
         return self.scores[k].dim() > 1 + (templates[k].labels if k < len(templates) else 2)
 
     def ask(self, method: str, *more: Any) -> Any:
-        """What the structure answers of every draw: 'marginals', 'walk', 'decode', 'n_best', 'sample',
-        'entropy'. more : further arguments."""
+        """The structure's answer under every draw. method : 'marginals', 'walk', 'decode', 'n_best',
+        'sample', 'entropy', and so on. more : further arguments."""
         return getattr(self.structure, method)(*self.scores, self.layout, *more)
 
     def log_prob(self, y: Tensor) -> Tensor:
@@ -189,7 +190,7 @@ class Potentials:
         return self.average(self.ask("marginals"))
 
     def monte_carlo_error(self) -> Tensor:
-        """(B, T, V) standard errors of ``marginals`` that come from sampling labellings."""
+        """(B, T, V) standard errors of ``marginals`` due to sampling labellings."""
         answering = self.structure
         assert isinstance(answering, ByValues)
         return answering.monte_carlo_error(self.f, self.g, self.mask, self.share)

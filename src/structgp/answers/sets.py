@@ -1,4 +1,4 @@
-"""A model is calibrated on labelled sequences, and gives sets of labels, spans and labellings."""
+"""Calibrates a model on labelled sequences, and gives its sets of labels, spans and labellings."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from structgp.errors import InputError
 from structgp.evaluation import metrics
 
 MOST_LABELLINGS = 50
-"""Labellings in a set, at most."""
+"""Most labellings in a set."""
 
 ABILITIES = {"tokens": None, "spans": "has_spans", "labellings": "has_n_best"}
-"""What a structure needs for sets of each kind."""
+"""The ability that a structure needs for each kind of sets."""
 
 
 def calibrated(asked: Asked, y: Sequence[Sequence[str]], kinds: Sequence[str] | None) -> Calibration:
-    """What the true labels y say about the model's probabilities. kinds : None for all that the structure
-    can answer."""
+    """The calibration of the model's probabilities against the true labels y. kinds : None for all kinds of
+    sets that the structure can give."""
     structure, asked_for = asked.model.structure, kinds is not None
     if kinds is None:
         kinds = [k for k, name in ABILITIES.items() if name is None or getattr(structure, name)]
@@ -40,7 +40,7 @@ def calibrated(asked: Asked, y: Sequence[Sequence[str]], kinds: Sequence[str] | 
     for kind in kinds:
         try:
             found = list(scores[kind](asked, y))
-        except InputError:  # the program of some example cannot answer it
+        except InputError:  # some example has a program that cannot answer this
             if asked_for or kind == "tokens":
                 raise
             continue
@@ -51,7 +51,7 @@ def calibrated(asked: Asked, y: Sequence[Sequence[str]], kinds: Sequence[str] | 
 
 
 def settings(asked: Asked) -> dict[str, Any]:
-    """What probabilities depend on beside the model and the sequences."""
+    """The settings that probabilities depend on, beside the model and the sequences."""
     shift = asked.question.shift
     settings = {"n_draws": asked.question.n_draws, "shift": None if shift is None else shift.tolist()}
     return settings | ({"local": True} if asked.question.local else {})
@@ -63,7 +63,7 @@ def check_kind(kind: str) -> None:
 
 
 def thresholds(asked: Asked, kind: str, coverage: float, by_length: bool) -> Thresholds:
-    """InputError where the model is not calibrated for this question."""
+    """The thresholds for one kind of sets; InputError if the model is not calibrated for this question."""
     check_kind(kind)
     found, now = asked.model.calibration, settings(asked)
     if found is None:
@@ -80,7 +80,7 @@ def thresholds(asked: Asked, kind: str, coverage: float, by_length: bool) -> Thr
 
 
 def token_sets(asked: Asked, limits: Thresholds) -> list[list[np.ndarray]]:
-    """Label indices of each token's set, most probable first."""
+    """Label indices in the set of each token, most probable first."""
     found = []
     for p in asked.marginals():
         held, order = label_sets(p, limits.of(len(p))), np.argsort(-p, axis=1, kind="stable")
@@ -89,14 +89,14 @@ def token_sets(asked: Asked, limits: Thresholds) -> list[list[np.ndarray]]:
 
 
 def span_sets(asked: Asked, limits: Thresholds) -> list[list[tuple[int, int, str, float]]]:
-    """Spans of each sequence, as of ``Asked.spans``."""
+    """Spans in the set of each sequence, in the form of ``Asked.spans``."""
     each = _limits(asked, limits)
     found = asked.spans(max(LEAST_COUNTED, min(each, default=1.0)))
     return [[s for s in spans if s[3] >= least] for spans, least in zip(found, each, strict=True)]
 
 
 def labelling_sets(asked: Asked, limits: Thresholds) -> list[list[tuple[np.ndarray, float]]]:
-    """Labellings of each sequence, as of ``Asked.n_best``."""
+    """Labellings in the set of each sequence, in the form of ``Asked.n_best``."""
     each, sets = _limits(asked, limits), []
     for found, least in zip(asked.n_best(MOST_LABELLINGS), each, strict=True):
         sets.append(found[:1] + [one for one in found[1:] if math.exp(one[1]) >= least])

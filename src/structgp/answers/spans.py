@@ -1,9 +1,10 @@
 """Probabilities of spans, exact under each draw.
 
-Where one span ends and the next begins is a question about two neighbouring labels, as conlleval reads them
+Whether one span ends and the next begins depends on two neighbouring labels, as conlleval reads them
 (``metrics.chunks``). Under one draw the labelling of a chain is a Markov chain, so the probability of a
 span is a product of its transition matrices, restricted to the labels that agree with the span. Other
-structures list labellings with their probabilities, and those that have the span are added up.
+structures list labellings with their probabilities, and the probabilities of those that have the span are
+added up.
 
     'covers' : tokens start to stop all belong to one span, which may be longer;
     'bounds' : a span of any label begins at start and ends before stop;
@@ -35,8 +36,8 @@ SENSES = ("covers", "bounds", "exact")
 
 @dataclass(frozen=True)
 class Boundaries:
-    """kinds : types of spans. inside : (K, V), whether a label belongs to a span of that type. parts : (V,
-    V), whether a span ends or begins between one label and the next."""
+    """kinds : types of spans. inside : (K, V), True if a label belongs to a span of that type. parts :
+    (V, V), True if a span ends or begins between one label and the next."""
 
     kinds: list[str]
     inside: Tensor
@@ -52,7 +53,7 @@ class Boundaries:
         return Boundaries(kinds, whether, torch.tensor(parts))
 
     def kind_of(self, label: str | None, sense: str, start: int, stop: int, n_tokens: int) -> int | None:
-        """The index of a label that is asked for, None for any; InputError if there is no such question."""
+        """The index of the label asked for, None for any label; InputError if the question is not valid."""
         if sense not in SENSES:
             names = ", ".join(map(repr, SENSES))
             raise InputError("sense", f"{sense!r} is not known", f"use one of {names}")
@@ -69,11 +70,11 @@ class Boundaries:
 
 
 class TokenRatios:
-    """How much more probable labels of tokens are than under the draws that spans come from. p, q : (T, V)
-    probabilities of labels as users see them, which need not come from draws, and those under the draws.
+    """Ratios of the label probabilities of tokens to those under the draws that spans come from. p, q :
+    (T, V) label probabilities as users see them, which need not come from draws, and those under the draws.
 
-    A span's probability under the draws, times the smallest ratio of its tokens, is never above that of a
-    label that the span needs, so that the two answers agree."""
+    A span's probability under the draws, times the smallest ratio of its tokens, never exceeds the
+    probability of a label that the span needs, so that the two answers agree."""
 
     def __init__(self, p: np.ndarray, q: np.ndarray, boundaries: Boundaries, rules: Allowed | None) -> None:
         inside, parts = boundaries.inside.numpy(), boundaries.parts.numpy()
@@ -85,7 +86,8 @@ class TokenRatios:
         )
 
     def smallest(self, start: int, stop: int, kind: int, bounded: bool = True) -> float:
-        """Of the tokens of a span of one type, which begins at ``start`` if it is bounded."""
+        """The smallest ratio among the tokens of a span of one type, which begins at ``start`` if
+        ``bounded``."""
         if not bounded:
             return float(self._any[start:stop, kind].min())
         return min([float(self._first[start, kind]), *self._later[start + 1 : stop, kind].tolist()])
@@ -93,7 +95,8 @@ class TokenRatios:
     def probability(
         self, at: Potentials, boundaries: Boundaries, start: int, stop: int, sense: str, kind: int
     ) -> float:
-        """The probability of a span of one type, and for 'covers' never less than if it is that exactly."""
+        """The probability of a span of one type; for 'covers', never less than that of exactly this
+        span."""
 
         def times(sense: str, ratio: float) -> float:
             p = span_probability(at, boundaries, start, stop, sense, kind)
@@ -105,7 +108,8 @@ class TokenRatios:
         return max(exact, times("covers", self.smallest(start, stop, kind, bounded=False)))
 
     def agreeing(self, spans: Sequence[Spanned], least: float) -> list[Spanned]:
-        """Spans with such probabilities, of at least ``least``, most probable first."""
+        """The spans whose probabilities, times their smallest ratios, are at least ``least``, most probable
+        first."""
         found = [(start, stop, k, p * self.smallest(start, stop, k)) for start, stop, k, p in spans]
         return sorted((span for span in found if span[3] >= least), key=lambda span: -span[3])
 
@@ -118,8 +122,8 @@ def span_probability(
     at: Potentials, boundaries: Boundaries, start: int, stop: int, sense: str, kind: int | None
 ) -> Tensor:
     """(S,) probability, under each draw, that a sequence has the span from token ``start`` to before
-    ``stop``. ``at`` : of that sequence alone. ``kind`` : index of the type; None for any. Cost O(S L V^2)
-    for a span of L tokens, beside the walk."""
+    ``stop``. at : the potentials of that sequence alone. kind : index of the type; None for any. Cost
+    O(S L V^2) for a span of L tokens, beside the walk."""
     bounded = sense != "covers"
     if sums_exactly(at):
         labels = boundaries.inside.any(0) if kind is None else boundaries.inside[kind]
@@ -140,7 +144,7 @@ def span_probability(
 def _has_span(
     labels: Tensor, boundaries: Boundaries, start: int, stop: int, bounded: bool, kind: int | None
 ) -> Tensor:
-    """(C,) whether a labelling (C, T) has the span, in the sense of ``span_probability``."""
+    """(C,) True for the labellings (C, T) that have the span, in the sense of ``span_probability``."""
     inside = boundaries.inside.any(0) if kind is None else boundaries.inside[kind]
     breaks = boundaries.parts[labels[:, :-1], labels[:, 1:]]  # (C, T-1), between t and t + 1
     found = inside[labels[:, start]] & ~breaks[:, start : stop - 1].any(1)
@@ -159,7 +163,7 @@ def _enter(node: Tensor, step: Tensor, boundaries: Boundaries, t: int, bounded: 
 
 
 def likely_spans(at: Potentials, boundaries: Boundaries, least: float) -> Found:
-    """Of each sequence, every span (start, stop, type) whose averaged probability is at least ``least``,
+    """For each sequence, every span (start, stop, type) whose averaged probability is at least ``least``,
     with that probability, most probable first. Cost of compiled loops O(S T V^2) per sequence."""
     found = None
     if boundaries.kinds and type(at.structure) is Chain:
@@ -173,8 +177,8 @@ def likely_spans(at: Potentials, boundaries: Boundaries, least: float) -> Found:
 
 
 def _with_segments(at: Potentials, found: Found, short: list[dict[tuple[int, int, int], float]]) -> Found:
-    """Spans of the Markov chain that are longer than any segment with a score of its own, and the others
-    with the probabilities of segments."""
+    """Spans longer than any segment with a score of its own, with probabilities from the Markov chain, and
+    all others, with the probabilities of segments."""
     longest, both = at.scores[2].shape[-1] - 1, []
     for spans, exact in zip(found, short, strict=True):
         long = [span for span in spans if span[1] - span[0] > longest]
@@ -185,7 +189,8 @@ def _with_segments(at: Potentials, found: Found, short: list[dict[tuple[int, int
 def _added_up(
     labels: Tensor, p: Tensor, boundaries: Boundaries, least: float
 ) -> list[tuple[int, int, int, float]]:
-    """Spans of labellings (C, T) whose probabilities p (C,) add up to ``least`` or more."""
+    """Spans of labellings (C, T) whose probabilities, summed from those of the labellings, p (C,), are at
+    least ``least``."""
     if not boundaries.kinds or not labels.shape[1]:
         return []
     edge = torch.ones((len(labels), 1), dtype=torch.bool)
@@ -202,7 +207,7 @@ def _added_up(
 
 
 def spans_by_walk(at: Potentials, boundaries: Boundaries, least: float) -> Found:
-    """The same for any structure, from its Markov chain."""
+    """``likely_spans`` for any structure, from its Markov chain."""
     lengths = at.mask.sum(-1).tolist()
     return [_likely_spans(at.one(b, n), boundaries, least) for b, n in enumerate(lengths)]
 
@@ -210,8 +215,8 @@ def spans_by_walk(at: Potentials, boundaries: Boundaries, least: float) -> Found
 def _likely_spans(
     at: Potentials, boundaries: Boundaries, least: float
 ) -> list[tuple[int, int, int, float]]:
-    """Those of the only sequence. Cost O(S T L K V^2) for spans up to L tokens and K types; a span that is
-    not covered with that probability is not extended."""
+    """The likely spans of the only sequence. Cost O(S T L K V^2) for spans up to L tokens and K types; a
+    span that is not covered with probability ``least`` is not extended."""
     node, step = at.ask("walk")
     joined, parts = (~boundaries.parts).to(node), boundaries.parts.to(node)
     share, T = at.share[:, 0], node.shape[2]

@@ -13,20 +13,21 @@ from structgp.data.batch import Batch
 from structgp.errors import InputError
 
 AT_ONCE = 1 << 24
-"""Numbers of the tables of all draws that are held at once: some draws at a time beyond it."""
+"""Most numbers in the tables of all draws that are held at once; if there are more, a few draws are
+processed at a time."""
 
 
 class TupleMarginals(NamedTuple):
-    """Of one example. tuples : (E, a) numbers of the tokens or nodes of each tuple; pixels of a grid are
-    counted row by row. probabilities : (E, *sizes) of their joint labels, in the order of ``classes_``;
-    of a layer, its labels in that order."""
+    """The marginals of one example. tuples : (E, a) indices of the tokens or nodes of each tuple; pixels of
+    a grid are counted row by row. probabilities : (E, *sizes) those of the tuples' joint labels, in the
+    order of ``classes_``; for a layer, its labels in that order."""
 
     tuples: np.ndarray
     probabilities: np.ndarray
 
 
 def template_marginals(asked: Asked, name: str, known: Known | None = None) -> list[TupleMarginals]:
-    """What ``predict_template_marginals`` answers. Cost: that of the marginals of nodes."""
+    """The answer of ``predict_template_marginals``. Cost: that of the marginals of nodes."""
     model = asked.model
     k = place_of(asked, name)
     template = model.spec.templates[k]
@@ -42,7 +43,7 @@ def template_marginals(asked: Asked, name: str, known: Known | None = None) -> l
 
 
 def place_of(asked: Asked, name: str) -> int:
-    """Which template of the structure has that name; InputError where none does, or it has no tuples."""
+    """Index of the template with that name; InputError if there is none, or if it has no tuples."""
     spec, structure = asked.model.spec, asked.model.structure
     names = [t.name for t in spec.templates]
     if name not in names:
@@ -65,7 +66,7 @@ def _sizes(asked: Asked, k: int) -> tuple[int, ...]:
 
 
 def _averaged(at: Potentials, k: int, sizes: tuple[int, ...]) -> Tensor:
-    """(B, E, *sizes) over draws; of nodes (B, N, V) of all layers."""
+    """(B, E, *sizes) marginals averaged over draws; for nodes, (B, N, V) over all layers."""
     templates, structure = at.structure.spec.templates, at.structure
     if templates[k].rule == "node":
         return at.marginals()
@@ -77,7 +78,7 @@ def _averaged(at: Potentials, k: int, sizes: tuple[int, ...]) -> Tensor:
 
 
 def _of_template(at: Potentials, structure: Any, k: int) -> Tensor:
-    """(S, B, E, *sizes)."""
+    """(S, B, E, *sizes) marginals of template k under each draw."""
     if hasattr(structure, "template_marginals"):
         before = sum(t.rule in ("node", "length") for t in structure.spec.templates[:k])
         return at.ask("template_marginals")[k - before]
@@ -86,7 +87,7 @@ def _of_template(at: Potentials, structure: Any, k: int) -> Tensor:
 
 
 def _tuples(asked: Asked, i: int, k: int) -> np.ndarray:
-    """(E, a) of example i."""
+    """(E, a) the tuples of example i."""
     template = asked.model.spec.templates[k]
     if template.rule == "node":
         return np.arange(len(asked.rows[i]))[:, None]
@@ -97,7 +98,8 @@ def _tuples(asked: Asked, i: int, k: int) -> np.ndarray:
 
 
 def _real(asked: Asked, batch: Batch, k: int, p: np.ndarray, n: int) -> np.ndarray:
-    """(E, *sizes) of p (E', ...) without padding; of nodes, those of the template's layer."""
+    """(E, *sizes) the entries of p (E', ...) that are not padding; for nodes, those of the template's
+    layer."""
     template, split = asked.model.spec.templates[k], asked.model.split
     if template.rule != "node" or not template.layers:
         return p[:n]

@@ -5,15 +5,15 @@ B = I each score has a function of its own. A block holds the prior of those fun
 posterior, and every closed form that an optimiser asks for. How the posterior is parametrised is the
 family's business (``gp.families``); nobody else asks which family it is.
 
-Scales of a prior have closed forms on the bound. For a kernel k = sum_c w_c k_c and the posterior that is
-best under it, d ELBO / d log w_c = (E_c - gamma_c) / 2, with E_c what the fitted function spends in
-component c, its squared norm there over w_c, and gamma_c the number of parameters that the data determine
-in it. So w_c <- w_c E_c / gamma_c (MacKay, 1992) climbs without a step size; a component may be a
-template, one feature, or one function.
+The scales of a prior have closed-form updates on the bound. For a kernel k = sum_c w_c k_c and the best
+posterior under it, d ELBO / d log w_c = (E_c - gamma_c) / 2. Here E_c is the energy that the fitted
+function spends in component c (its squared norm there divided by w_c), and gamma_c the number of parameters
+in it that the data determine. So w_c <- w_c E_c / gamma_c (MacKay, 1992) climbs without a step size; a
+component may be a template, one feature, or one function.
 
 Letters: B examples in a batch, T tuples of the template in an example (padded), P scores of a tuple,
-R functions, M values per function that the posterior is of (inducing values, or weights), S draws,
-K mixture components.
+R functions, M values per function over which the posterior is defined (inducing values, or weights),
+S draws, K mixture components.
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ CovarianceForm: TypeAlias = Literal["full", "low-rank", "diagonal"]
 Entropy: TypeAlias = Literal["bhattacharyya", "jensen"]
 
 AXIS_PRIOR_COUNT = 2.0
-"""Parameters' worth of prior that the amplitude of one function is right as it is."""
+"""Strength, counted in parameters, of the prior that the amplitude of one function is right as it is."""
 
 LARGEST_FACTOR = 4.0
-"""By which one step may change a scale."""
+"""Largest factor by which one step may change a scale."""
 
 LEAST_PRECISION = 0.25
-"""Under a likelihood that is not concave a posterior may be wider than its prior, but at most by
-1 / sqrt(this)."""
+"""Smallest precision of a posterior relative to its prior: under a likelihood that is not concave the
+posterior may be wider than the prior, but at most by 1 / sqrt(this)."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a round of second-order inference found on one batch: the conditional, the rows (B, T, W) and
-    mask (B, T) behind it, and derivatives of the expected log-likelihood in the functions, slope (B, T,
-    R) and bend, minus the second ones, (B, R, T, T), or (B, T, R) where curvature is not joint."""
+    """Results of a round of second-order inference on one batch: the conditional, the rows (B, T, W) and
+    mask (B, T) behind it, and derivatives of the expected log-likelihood in the functions: ``slope``
+    (B, T, R), the first ones, and ``bend``, minus the second ones, (B, R, T, T), or (B, T, R) where
+    curvature is not joint."""
 
     conditional: Any
     rows: Tensor
@@ -58,60 +59,66 @@ class Seen:
 
 
 def ratio(energy: Tensor, determined: Tensor, prior: float) -> Tensor:
-    """E / gamma, both with ``prior`` parameters' worth of 'as it is' added, within reason."""
+    """The factor E / gamma for a scale, shrunk towards 1 as if by ``prior`` further parameters, and clamped
+    to ``LARGEST_FACTOR`` either way."""
     found = (energy + prior) / (determined.clamp(min=0) + prior)
     return found.clamp(1 / LARGEST_FACTOR, LARGEST_FACTOR)
 
 
 class Block(nn.Module):
-    """What all families share.
+    """Base class of all families.
 
     labels : shape of a tuple's joint labels, (V,) for nodes and (V, V) for transitions. basis : (P, R),
-    None for one function per score, and then kept as the identity for nodes alone: for transitions that
+    None for one function per score; the identity is then stored for nodes only, since for transitions it
     would take V^4 numbers. amplitude : factor on the prior variance of all functions; its
-    logarithm is the parameter ``log_amplitude``, -inf where the block is silent (all scores 0). ``m`` :
-    whitened means, ``factor`` : of their covariance.
+    logarithm is the parameter ``log_amplitude``, -inf where the block is silent (all scores 0). ``m`` : the
+    whitened means. ``factor`` : the factor of their covariance.
 
-    What a family offers beside the methods below: ``prior_factor()`` and ``conditional(rows, mask,
-    factor)``, the functions of a batch given the whitened values v that the posterior is of, h = A v plus
-    what v leaves open, with ``times(v)`` and ``transposed_times(h)``; ``gaussian(conditional)``;
-    ``kl(entropy)``; ``root_times`` and its transpose, C v with C C^T the posterior's covariance;
-    ``fixed_noise`` and ``offsets``, what each draw adds to the mean, for draws that optimisers hold fixed;
-    ``draws`` and ``mean_draw`` for answers; ``curvature_sum()``, which collects curvature batch by batch
-    (``add``), lets processes sum it (``tensors``) and sets the spread (``finish``); ``solve_sites``;
-    ``learn_scales(seen, prior_factor)``, one step on the bound for all scales of the prior, in closed form,
-    which returns by how much the variance of each function has grown, (R,); ``effective_parameters()``, how
-    many parameters the data determine; ``constant_scores()`` and ``scores_at(rows)`` for people to look at;
-    ``options()`` for model files."""
+    Each family also offers, beside the methods below:
+
+    * ``prior_factor()`` and ``conditional(rows, mask, factor)``: the functions of a batch given the
+      whitened values v over which the posterior is defined, h = A v plus what v leaves open, with
+      ``times(v)`` and ``transposed_times(h)``;
+    * ``gaussian(conditional)``; ``kl(entropy)``;
+    * ``root_times`` and its transpose: C v with C C^T the posterior's covariance;
+    * ``fixed_noise`` and ``offsets``: what each draw adds to the mean, for draws that optimisers hold
+      fixed;
+    * ``draws`` and ``mean_draw`` for answers;
+    * ``curvature_sum()``, which collects curvature batch by batch (``add``), lets processes sum it
+      (``tensors``) and sets the spread (``finish``); ``solve_sites``;
+    * ``learn_scales(seen, prior_factor)``: one closed-form step on the bound for all scales of the prior,
+      which returns by how much the variance of each function has grown, (R,);
+    * ``effective_parameters()``: how many parameters the data determine;
+    * ``constant_scores()`` and ``scores_at(rows)`` for people to look at; ``options()`` for model files."""
 
     shared: ClassVar[bool] = False
-    """Whether all tuples of all examples have the same scores."""
+    """True if all tuples of all examples have the same scores."""
 
     joint_curvature: ClassVar[bool] = False
-    """Whether ``curvature_sum`` wants (B, R, T, T), the curvature between tuples of an example, and not
+    """True if ``curvature_sum`` needs the curvature between tuples of an example, (B, R, T, T), and not
     just (B, T, R)."""
 
     learns_from_slopes: ClassVar[bool] = False
-    """Whether ``learn_scales`` asks for what each tuple says (``Seen``)."""
+    """True if ``learn_scales`` needs the derivatives at each tuple (``Seen``)."""
 
     takes_curvature: ClassVar[bool] = True
-    """Whether ``curvature_sum`` exists: what second-order inference asks."""
+    """True if ``curvature_sum`` exists, which second-order inference needs."""
 
     takes_sites: ClassVar[bool] = True
-    """Whether ``solve_sites`` exists: what natural gradients ask."""
+    """True if ``solve_sites`` exists, which natural gradients need."""
 
     has_weights: ClassVar[bool] = False
-    """Whether the posterior is one of the weights of features."""
+    """True if the posterior is over the weights of features."""
 
     takes_minibatches: ClassVar[bool] = False
-    """Whether the posterior can be fitted batch by batch (``inference.minibatch``)."""
+    """True if the posterior can be fitted batch by batch (``inference.minibatch``)."""
 
     name: ClassVar[str]
     n_components: int = 1
-    """K of a mixture."""
+    """K, the number of components of a mixture."""
 
     n_values: int
-    """M."""
+    """M, the number of values per function over which the posterior is defined."""
 
     kernel: Kernel | None
     basis: Tensor
@@ -127,7 +134,7 @@ class Block(nn.Module):
         if basis is None and len(self.labels) == 1:
             basis = torch.eye(P, dtype=torch.float64)
         self.has_own_functions = basis is None or _is_identity(basis)
-        """Whether each score has a function of its own."""
+        """True if each score has a function of its own."""
         # A copy: the amplitudes of its columns are learned in place.
         self.register_buffer("basis", None if basis is None else basis.to(torch.float64, copy=True))
         self.n_scores, self.n_functions = (P, P) if basis is None else basis.shape
@@ -137,8 +144,8 @@ class Block(nn.Module):
     def size(
         cls, kernel: Any, inducing: Tensor | None, n_functions: int, options: Mapping[str, Any]
     ) -> int:
-        """How many numbers such a block holds beside its kernel, told before one is built: a file may name
-        any sizes. The arguments are those of the constructor."""
+        """How many numbers a block with these arguments would hold beside its kernel, told before it is
+        built: a file may claim any sizes. The arguments are those of the constructor."""
         raise NotImplementedError
 
     @property
@@ -148,7 +155,7 @@ class Block(nn.Module):
 
     @property
     def scale(self) -> Tensor:
-        """() root of the amplitude: what function values are multiplied by."""
+        """() square root of the amplitude, by which function values are multiplied."""
         return (0.5 * self.log_amplitude).exp()
 
     @property
@@ -156,18 +163,18 @@ class Block(nn.Module):
         return bool(self.log_amplitude.detach() == -torch.inf)
 
     def scores(self, functions: Tensor) -> Tensor:
-        """(..., *labels) of functions (..., R)."""
+        """(..., *labels) scores from function values (..., R)."""
         if not self.has_own_functions:
             functions = functions @ self.basis.to(functions).T
         return functions if len(self.labels) == 1 else functions.unflatten(-1, self.labels)
 
     def pull_back(self, slope: Tensor) -> Tensor:
-        """(..., R) gradient in the functions, of one in the scores (..., *labels)."""
+        """(..., R) gradient in the functions from a gradient in the scores (..., *labels)."""
         flat = slope.flatten(-len(self.labels))
         return flat if self.has_own_functions else flat @ self.basis.to(flat)
 
     def learn_amplitude(self, seen: Sequence[Seen]) -> Tensor:
-        """As ``learn_scales``, for the amplitude alone."""
+        """Like ``learn_scales``, but for the amplitude only."""
         energy, determined = self.m.square().sum(), self.effective_parameters()
         for s in seen:
             residual = s.conditional.residual
@@ -181,8 +188,8 @@ class Block(nn.Module):
         raise NotImplementedError
 
     def options(self) -> dict[str, Any]:
-        """What the constructor has to be given, beside kernel, labels and basis, for the tensors of a file
-        to fit."""
+        """Constructor arguments beside kernel, labels and basis that make the tensors of a model file
+        fit."""
         return {}
 
     def scores_at(self: Any, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -196,34 +203,34 @@ class Block(nn.Module):
             return self.scores(mean[0, 0]), square.sqrt().unflatten(-1, self.labels)
 
     def token_moments(self) -> Any:
-        """What gives mean and standard deviation (N, R) of the functions at single tokens (N, W), by its
-        method ``at``; None where that costs more than draws do."""
+        """An object whose method ``at`` gives mean and standard deviation (N, R) of the functions at single
+        tokens (N, W); None where that costs more than draws do."""
         return None
 
     def independent_functions(self) -> tuple[Tensor, Tensor] | None:
-        """Mean and standard deviation (R,) of the functions of all tuples, where those are independent of
-        each other and the same for all tuples; else None."""
+        """Mean and standard deviation (R,) of the functions, if these are independent of each other and the
+        same for all tuples; else None."""
         return None
 
     def round_factor(self) -> None:
-        """Rounds the spread to single precision, in place: a file may then hold it in half the space and
-        still give the same answers to the last bit."""
+        """Rounds the spread to single precision, in place: a file can then store it in half the space, and
+        the answers stay the same to the last bit."""
         with torch.no_grad():
             self.factor.copy_(self.factor.float())
 
     def open_directions(self, batches: Sequence[tuple[Any, Tensor, Tensor]]) -> None:
-        """Where no direction of a low-rank posterior is narrowed, none has a gradient: narrows some a
-        little, in place. batches : conditional, mask (B, T) of the tuples, weight (B,) of the
-        examples."""
+        """Narrows some directions of a low-rank posterior a little, in place, if none is narrowed yet:
+        otherwise they would have no gradient. batches : conditional, mask (B, T) of the tuples, sample
+        weight (B,) of the examples."""
 
     def dual(self) -> Tensor | None:
-        """(M, R), of which the mean functions are k(., Z) dual; None where there are no inducing inputs
-        Z."""
+        """(M, R) coefficients of the mean functions, which are k(., Z) dual; None where there are no
+        inducing inputs Z."""
         return None
 
     def mean_search(self, conditionals: Sequence[Any] | None) -> MeanSearch:
-        """Coordinates in which optimisers look for the mean. conditionals : of all training data, where
-        they are at hand and stay so."""
+        """Coordinates in which optimisers look for the mean. conditionals : those of all training batches,
+        if they are kept in memory throughout; else None."""
         return MeanSearch(self)
 
     def mean_parameters(self) -> list[nn.Parameter]:
@@ -233,7 +240,7 @@ class Block(nn.Module):
         return [] if self.is_silent else [self.factor]
 
     def kernel_parameters(self) -> list[nn.Parameter]:
-        """Those of the kernel, made to take gradients; none where there is no kernel."""
+        """The kernel's parameters, made to take gradients; none if there is no kernel."""
         return [] if self.kernel is None else list(self.kernel.requires_grad_(True).parameters())
 
 
@@ -243,11 +250,11 @@ def _is_identity(matrix: Tensor) -> bool:
 
 
 class Posterior(nn.ModuleDict):
-    """blocks : by the template's name, in the order in which the structure takes their scores; 'node'
-    first.
+    """The posterior of all templates. blocks : one block per template, by its name, in the order in which
+    the structure takes their scores; 'node' first.
 
-    Blocks are of the families in ``gp.families``. Nobody outside asks which: what an optimiser needs are
-    their methods."""
+    Each block belongs to a family in ``gp.families``. No code outside asks which: optimisers only use the
+    methods that blocks share."""
 
     __getitem__: Any
 
@@ -268,7 +275,7 @@ class Posterior(nn.ModuleDict):
         return self.node.mixing
 
     def divergence(self, entropy: Entropy = "bhattacharyya") -> Tensor:
-        """sum_b KL(q_b || p_b), or with a mixture a bound above it (``klun``, ``klbin``)."""
+        """sum_b KL(q_b || p_b), or for a mixture an upper bound on it (``klun``, ``klbin``)."""
         return torch.stack([block.kl(entropy) for block in self.blocks]).sum()
 
     def fit_tables(self) -> None:
@@ -283,7 +290,7 @@ class Posterior(nn.ModuleDict):
 
     @torch.no_grad()
     def summary(self, entropy: Entropy) -> dict[str, Any]:
-        """What a training log says of nodes and of the other templates, in plain numbers."""
+        """Plain numbers about the nodes and the other templates for a training log."""
         node, *others = self.blocks
         sds = {name: block.prior_sd for name, block in list(self.items())[1:]}
         return {
@@ -301,9 +308,10 @@ class Posterior(nn.ModuleDict):
 def contrasts(frequency: Tensor) -> Tensor:
     """(V, V - 1) orthonormal columns that sum to 0, from the frequencies (V,) of the labels.
 
-    They are the principal axes of diag(p) - p p^T, which is how a softmax bends where every token has the
-    labels' frequencies: along them its second derivatives do not mix. Labels that are equally frequent have
-    no axes of their own; they are told apart by their order, so that rounding does not decide.
+    They are the principal axes of diag(p) - p p^T, the curvature of a softmax whose probabilities are the
+    frequencies of the labels: along these axes its second derivatives do not mix. Labels that are equally
+    frequent have no axes of their own; ties are broken by the order of the labels, so that rounding does
+    not decide.
     """
     V = len(frequency)
     p = frequency.double() / frequency.double().sum().clamp(min=1e-300)

@@ -1,5 +1,4 @@
-"""Mean and variance of linear functions at tokens, straight from their rows, and draws of them; compiled by
-numba.
+"""Numba loops for the means, variances and draws of linear functions at tokens, straight from their rows.
 
 Letters as in ``gp.block``; N tokens, P templates.
 """
@@ -18,7 +17,7 @@ _compiled = njit(
 
 @_compiled
 def _add(weights: Any, x: Any, R: int, out: Any) -> None:
-    """out (2 R,) += means (R,) times x, and variances (R,) times its square."""
+    """Adds means (R,) times x and variances (R,) times x^2 to out (2 R,)."""
     square = x * x
     for r in range(R):
         out[r] += x * weights[r]
@@ -29,10 +28,10 @@ def _add(weights: Any, x: Any, R: int, out: Any) -> None:
 def add_templates(
     rows: Any, sizes: Any, starts: Any, seldom: Any, unseen: Any, table: Any, out: Any
 ) -> None:
-    """out (N, 2 R) += what the templates of a ``RelevanceKernel`` say. rows : (N, P) ids, negative where
-    there is no value; sizes, starts : (P,) how many values are known, and where the first is in the table
-    (M, 2 R) of means and variances; seldom : (D,) which values are, empty where that is no feature;
-    unseen : (P,) variances of features never seen."""
+    """Adds the contributions of the templates of a ``RelevanceKernel`` to out (N, 2 R). rows : (N, P) ids,
+    negative where there is no value. sizes, starts : (P,) number of known values of each template, and
+    position of the first in the table (M, 2 R) of means and variances. seldom : (D,) True for values that
+    are seldom, empty if that is not a feature. unseen : (P,) variances of features never seen."""
     R = table.shape[1] // 2
     one, D = table.dtype.type(1), len(seldom)
     for i in range(len(rows)):
@@ -54,8 +53,8 @@ def add_templates(
 
 @_compiled
 def add_entries(rows: Any, size: int, unseen: Any, table: Any, out: Any) -> None:
-    """The same of sparse features: rows (N, 2 A) with ids, negative where there is none, and values in
-    turn."""
+    """The same for sparse features: rows (N, 2 A) of ids and values in turn; an id is negative where there
+    is no feature."""
     R = table.shape[1] // 2
     for i in range(len(rows)):
         for a in range(0, rows.shape[1], 2):
@@ -69,10 +68,10 @@ def add_entries(rows: Any, size: int, unseen: Any, table: Any, out: Any) -> None
 
 @_compiled
 def add_draws(place: Any, value: Any, unseen: Any, row: Any, deviation: Any, table: Any, out: Any) -> None:
-    """out (N, R, n) += draws of the functions at tokens around their means. place, value, unseen, row : (N,
-    A) of each feature of a token its weight, negative for one never seen, its value, its prior variance
-    where it was never seen, and its row in the table (rows, R, n) of standard normal numbers; deviation :
-    (M, R) of the weights."""
+    """Adds draws of the functions at tokens, around their means, to out (N, R, n). place, value, unseen,
+    row : (N, A) for each feature of a token, the index of its weight (negative if never seen), its value,
+    its prior variance if it was never seen, and its row in the table (rows, R, n) of standard normal
+    numbers. deviation : (M, R) standard deviations of the weights."""
     for i in range(len(place)):
         for a in range(place.shape[1]):
             x, noise = value[i, a], table[row[i, a]]

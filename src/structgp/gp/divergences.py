@@ -1,9 +1,10 @@
 """Divergences and entropies of the bound (``klun``, ``klbin``, ``eq:entropy``).
 
-Mixtures are of K components, each independent over V labels, in the whitened coordinates where the prior
+A mixture has K components, each independent over V labels, in the whitened coordinates where the prior
 is N(0, I): log_weights (K,), mean (K, V, M), and a covariance in one of the forms of ``gp.spreads``: a
 lower triangular factor (K, V, M, M), standard deviations (K, V, M), or low-rank. The entropy of a mixture
-has no closed form; both bounds here are below it, so that a bound on the evidence stays one."""
+has no closed form. Both bounds here are lower bounds on it, so that the bound on the evidence remains a
+lower bound."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def kl_whitened(mean: Tensor, factor: Spread) -> Tensor:
 
 
 def divergence(log_weights: Tensor, mean: Tensor, factor: Spread, entropy: Entropy) -> Tensor:
-    """KL(q || N(0, I)) of a mixture, or a bound above it: cross-entropy minus a bound below the entropy.
+    """KL(q || N(0, I)) of a mixture, or an upper bound on it: the cross-entropy minus a lower bound on the
+    entropy.
 
     entropy : 'bhattacharyya', exact at K = 1, else cost O(K^2 V M^3) (low-rank: O(K^2 V M r^2));
     'jensen', the paper's (``eq:entropy``), looser."""
@@ -53,7 +55,7 @@ def cross_entropy(log_weights: Tensor, mean: Tensor, factor: Spread) -> Tensor:
 
 
 def entropy_gaussian(mean: Tensor, factor: Spread) -> Tensor:
-    """(K,) entropies of the components, exact. The mean says how many dimensions there are."""
+    """(K,) entropies of the components, exact. Of the mean, only the shape is used."""
     K = len(mean)
     log_det = half_log_dets(mean, factor).reshape(K, -1).sum(-1)
     return 0.5 * mean[0].numel() * (1 + math.log(2 * math.pi)) + log_det
@@ -64,7 +66,7 @@ def entropy_jensen(log_weights: Tensor, mean: Tensor, factor: Spread) -> Tensor:
 
         -sum_k pi_k log sum_l pi_l N(m_k; m_l, S_k + S_l).
 
-    Loose even at K = 1, by (1 - log 2) / 2 = 0.153 nats a dimension. Cost O(K^2 V M^3).
+    Loose even at K = 1, by (1 - log 2) / 2 = 0.153 nats per dimension. Cost O(K^2 V M^3).
     """
     distance, log_det = _between(mean, factor)
     log_overlap = -0.5 * (mean[0].numel() * math.log(4 * math.pi) + log_det + 0.5 * distance)
@@ -77,8 +79,8 @@ def entropy_bhattacharyya(log_weights: Tensor, mean: Tensor, factor: Spread) -> 
         sum_k pi_k H_k - sum_k pi_k log sum_l pi_l exp(-BD_kl),
 
     with the Bhattacharyya distance BD_kl of two components, a sum over labels. Exact at K = 1, where
-    components are equal, and where they are far apart; never below sum_k pi_k H_k. Where dimensions
-    are very few, ``entropy_jensen`` may still be above it. Cost O(K^2 V M^3).
+    components are equal, and where they are far apart; never below sum_k pi_k H_k. With very few
+    dimensions, ``entropy_jensen`` may still be the tighter bound. Cost O(K^2 V M^3).
     """
     distance, log_det = _between(mean, factor)
     own = log_det.diagonal()
@@ -107,7 +109,7 @@ def _between(mean: Tensor, factor: Spread) -> tuple[Tensor, Tensor]:
 
 
 def _of_two_full(apart: Tensor, factor: Tensor, k: int, l: int, own: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for two components whose means are ``apart`` (V, M). own : log det S_k."""
+    """The same for two components whose means differ by ``apart`` (V, M). own : log det S_k."""
     # In the coordinates that make S_k the identity, C has no eigenvalue below 1/2 and needs no jitter;
     # where both components are the same it is the identity.
     M = apart.shape[-1]
@@ -120,8 +122,8 @@ def _of_two_full(apart: Tensor, factor: Tensor, k: int, l: int, own: Tensor) -> 
 
 
 def _of_two_low_rank(apart: Tensor, spread: LowRank, k: int, l: int, _: Tensor) -> tuple[Tensor, Tensor]:
-    """The same where both covariances are a diagonal less a low rank, and so is their mean: C = E - Z Z^T
-    with E = (s_k^2 + s_l^2) / 2 and Z = (Y_k, Y_l) / sqrt 2. Cost O(V M r^2)."""
+    """The same where both covariances are a diagonal minus a low-rank matrix, so that their average is one
+    too: C = E - Z Z^T with E = (s_k^2 + s_l^2) / 2 and Z = (Y_k, Y_l) / sqrt 2. Cost O(V M r^2)."""
     diagonal = 0.5 * (spread.sd[k].square() + spread.sd[l].square())
     Z = 0.5**0.5 * torch.cat([spread.narrowing[k], spread.narrowing[l]], -1)
     Z = Z / diagonal.sqrt()[..., None]

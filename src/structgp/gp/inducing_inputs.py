@@ -1,4 +1,4 @@
-"""Inducing inputs: which rows they are, and what their values say of the functions on a batch.
+"""Inducing inputs: the choice of rows, and the functions on a batch given their values.
 
 Rows are picked by greedy conditional variance, i.e. pivoted Cholesky; p(h | u) and q(h) are those of
 ``eq:bkjn-skjn``.
@@ -22,7 +22,7 @@ from structgp.gp.spreads import LowRank, Spread, weighted_gram
 
 @dataclass(frozen=True)
 class Projection:
-    """p(h | u) on a batch, before any data: depends on the kernel and Z alone.
+    """p(h | u) on a batch, which depends only on the kernel and Z, not on any labels.
 
     projection : (B, T, M) A = k(x, Z) L_zz^-T. residual : (B, T, T) lower factor of K_nn - A A^T; zero at
     padding.
@@ -45,9 +45,9 @@ class Projection:
 
 
 def gaussian_of(conditional: Projection, m: Tensor, spread: Spread) -> tuple[Tensor, Tensor]:
-    """q of the functions: mean (B, T, R) and covariance (B, R, T, T), from m (R, M) and a spread (R, M,
-    M) lower triangular, (R, M) standard deviations, or low-rank. Cost O(B T R M (M + T)); O(B T^2 R M)
-    with standard deviations, O(B T R M (r + T)) if low-rank."""
+    """Mean (B, T, R) and covariance (B, R, T, T) of the functions under q, from m (R, M) and a spread:
+    (R, M, M) lower triangular, (R, M) standard deviations, or low-rank. Cost O(B T R M (M + T));
+    O(B T^2 R M) with standard deviations, O(B T R M (r + T)) if low-rank."""
     rest = conditional.residual @ conditional.residual.mT
     return conditional.times(m), _uncertainty(conditional.projection, spread) + rest[:, None]
 
@@ -61,7 +61,7 @@ def _uncertainty(A: Tensor, spread: Spread) -> Tensor:
         return weighted_gram(A, spread.square())
     there, parts = not_padding(A), []
     some = A.flatten(0, 1)[there]
-    # One function after the other, which leaves nothing to be copied.
+    # One function after the other, so that nothing has to be copied.
     for lower in spread:
         root = torch.zeros_like(A).flatten(0, 1).index_copy(0, there, times_lower(some, lower)).view_as(A)
         parts.append(root @ root.mT)
@@ -69,12 +69,13 @@ def _uncertainty(A: Tensor, spread: Spread) -> Tensor:
 
 
 def not_padding(A: Tensor) -> Tensor:
-    """The rows of A (B, T, M), of all examples one after another, that are not zero: often half of them."""
+    """Indices of the non-zero rows of A (B, T, M), with its examples one after another: often half of all
+    rows."""
     return A.detach().flatten(0, 1).any(-1).nonzero()[:, 0]
 
 
 def _through(A: Tensor, matrix: Tensor) -> Tensor:
-    """(B, R, T, r) A matrix_j, of (R, M, r)."""
+    """(B, R, T, r) A matrix_j for each function j, from ``matrix`` (R, M, r)."""
     B, T, M = A.shape
     R, _, r = matrix.shape
     # One matrix product over all functions: broadcasting would copy them B times.
@@ -83,16 +84,17 @@ def _through(A: Tensor, matrix: Tensor) -> Tensor:
 
 
 PICKS_PER_LOOK = 64
-"""Rows picked on a GPU before it is asked whether there are enough: an answer takes longer than a pick."""
+"""Number of rows picked on a GPU between checks whether there are enough: a check takes longer than a
+pick."""
 
 WHOLE_MATRIX = 8_000
-"""Rows up to which the whole prior covariance is computed at once (512 MB in float64)."""
+"""Number of rows up to which the whole prior covariance is computed at once (512 MB in float64)."""
 
 
 @dataclass(frozen=True)
 class InducingChoice:
-    """``index`` (M,): rows chosen, in order. ``residual``: share of the prior variance they leave
-    unexplained, i.e. trace(K - K_xz K_zz^-1 K_zx) / trace(K)."""
+    """``index`` (M,): the rows chosen, in order. ``residual``: share of the prior variance that they leave
+    unexplained, trace(K - K_xz K_zz^-1 K_zx) / trace(K)."""
 
     index: Tensor
     residual: float
@@ -101,12 +103,11 @@ class InducingChoice:
 def choose_inducing(
     kernel: Kernel, rows: Tensor, most: int, *, tolerance: float = 1e-6, enough: float = 0.0
 ) -> InducingChoice:
-    """Picks the row whose variance given the rows picked so far is largest, again and again.
+    """Repeatedly picks the row whose variance given the rows picked so far is largest.
 
-    Stops at ``most`` rows, when no row keeps more than ``tolerance`` of the largest prior variance (the
-    sparse GP then is the full GP), or when they leave a share ``enough`` of the prior variance open.
-    Duplicates are never picked twice. Cost O(N M^2) time, O(N M)
-    memory.
+    Stops at ``most`` rows; when no row keeps more than ``tolerance`` of the largest prior variance (the
+    sparse GP then is the full GP); or when no more than a share ``enough`` of the prior variance is left
+    unexplained. Of duplicates, only one is picked. Cost O(N M^2) time, O(N M) memory.
 
     Parameters
     ----------
@@ -121,7 +122,7 @@ def choose_inducing(
         factor = rows.new_zeros((M, len(rows)))
         picks = 1 if rows.device.type == "cpu" else PICKS_PER_LOOK
         pivots = torch.zeros(M, dtype=torch.long, device=rows.device)
-        # Before each pick: the variance left of all rows, and the largest.
+        # Before each pick: the sum of the variances left at all rows, and the largest.
         sums, tops = rows.new_full((M + 1,), torch.inf), rows.new_full((M + 1,), torch.inf)
         least_sum, least_top = enough * prior.sum(), tolerance * prior.max()
         for m in range(M + 1):
@@ -143,8 +144,8 @@ def choose_inducing(
 
 
 def _prior_rows(kernel: Kernel, rows: Tensor) -> Callable[[Tensor], Tensor]:
-    """Rows of K by their places (n,), from the whole matrix where that fits: a kernel call a row costs
-    more."""
+    """A function that gives rows of K from their indices (n,). It reads them off the whole matrix where
+    that fits: one kernel call per row costs more."""
     if len(rows) <= WHOLE_MATRIX:
         whole = covariance(kernel, rows, rows)
         return lambda places: whole[places]

@@ -1,4 +1,4 @@
-"""Cholesky factors that do not fail, in the one place that adds jitter."""
+"""Cholesky factors that do not fail, and other triangular algebra; the only place where jitter is added."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from structgp.threads import share_matrices
 RELATIVE_JITTER = 1e-8
 
 SMALL = 128
-"""Rows up to which a triangular matrix is inverted in one go."""
+"""Size up to which a triangular matrix is inverted in one go."""
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """Lower factors of ``matrix`` (..., n, n) with a little jitter on the diagonal.
+    """Lower Cholesky factors of ``matrix`` (..., n, n) with a little jitter on the diagonal.
 
-    The jitter is relative to the mean of the diagonal: 1e-8, and for each matrix that needs more, ten
-    times as much until it works. A matrix of zeros gets the factor of 1e-8 I.
+    The jitter is relative to the mean of the diagonal: it starts at 1e-8, and is multiplied by ten for each
+    matrix that needs more until its factor exists. A matrix of zeros gets the factor of 1e-8 I.
     """
     mean = matrix.diagonal(dim1=-1, dim2=-2).detach().mean(-1)
     size = torch.where(mean > 0, mean, 1)
@@ -44,13 +44,13 @@ def factor_of_inverse(precision: Tensor) -> Tensor:
 
 
 def factor_from_upper(precision: Tensor) -> Tensor:
-    """The same, of matrices of which the upper triangle is read."""
+    """The same as ``factor_of_inverse``, but only the upper triangles of the matrices are read."""
     return upper_factor_of_inverse(precision.flip(-1, -2)).flip(-1, -2)
 
 
 def upper_factor_of_inverse(precision: Tensor) -> Tensor:
-    """Upper triangular U with U U^T = precision^-1, for (..., n, n) positive definite matrices of which the
-    lower triangle is read. Without gradients. Cost 2/3 n^3."""
+    """Upper triangular U with U U^T = precision^-1, for (..., n, n) positive definite matrices, of which
+    only the lower triangles are read. Without gradients. Cost 2/3 n^3."""
     precision = precision.detach()
     if precision.device.type != "cpu":
         return invert_lower_(_factor(precision)).mT
@@ -67,19 +67,19 @@ def upper_factor_of_inverse(precision: Tensor) -> Tensor:
 
 
 def _factor(precision: Tensor) -> Tensor:
-    """Lower factors of matrices of which the lower triangle is read."""
+    """Lower Cholesky factors of matrices, of which only the lower triangles are read."""
     factor, failed = torch.linalg.cholesky_ex(precision)
     bad = failed > 0
     if bool(bad.any()):
-        # A kernel of very large variance leaves less than rounding between the matrix and singular.
+        # With a kernel of very large variance, the matrix is singular up to rounding.
         factor[bad] = cholesky(precision[bad].tril() + precision[bad].tril(-1).mT)
     return factor
 
 
 def invert_lower_(factor: Tensor) -> Tensor:
-    """Puts the inverses of lower triangular matrices (..., n, n) in their place, and returns them. By
-    halves: products of matrices are faster than solving for all columns of I, which does not see that the
-    solution is triangular too. One matrix after the other on the CPU, where each is large enough."""
+    """Inverts lower triangular matrices (..., n, n) in place, and returns them. Works by halves: matrix
+    products are faster than solving for all columns of I, which does not exploit that the solution is
+    triangular too. On the CPU, matrices that are large enough are inverted one after the other."""
     n = factor.shape[-1]
     if n <= SMALL:
         eye = torch.eye(n, dtype=factor.dtype, device=factor.device)
@@ -97,7 +97,8 @@ def invert_lower_(factor: Tensor) -> Tensor:
 
 
 def panels(n: int) -> list[slice]:
-    """Of columns, at most eight, in which products with triangular matrices leave out most of the zeros."""
+    """At most eight slices of the n columns of a triangular matrix: products panel by panel leave out most
+    of the zeros."""
     width = max(SMALL, -(-n // 8))
     return [slice(start, min(start + width, n)) for start in range(0, n, width)]
 
@@ -109,28 +110,28 @@ def times_lower(x: Tensor, lower: Tensor) -> Tensor:
 
 
 def add_upper_gram(total: Tensor, x: Tensor, y: Tensor) -> None:
-    """Adds x^T y (n, n), known to be symmetric, to ``total`` in place; at least its upper triangle: below,
-    what is there means nothing. x, y : (N, n)."""
+    """Adds x^T y (n, n), known to be symmetric, to ``total`` in place. Only the upper triangle of the
+    result is valid: entries below the diagonal are meaningless. x, y : (N, n)."""
     for part in panels(len(total)):
         total[: part.stop, part].addmm_(x[:, : part.stop].T, y[:, part])
 
 
 def inverse_from_lower(factor: Tensor) -> Tensor:
-    """(L L^T)^-1 of lower triangular matrices (..., n, n)."""
+    """(L L^T)^-1 for lower triangular matrices L (..., n, n)."""
     if factor.device.type == "cpu":
         return torch.cholesky_inverse(factor)
-    inverse = invert_lower_(factor.clone())  # on a GPU, the other goes through a batch one by one
+    inverse = invert_lower_(factor.clone())  # on a GPU, cholesky_inverse goes through a batch one by one
     return inverse.mT @ inverse
 
 
 def each_times(matrices: Tensor, vectors: Tensor) -> Tensor:
-    """(..., R, n) the product of each matrix (R, n, n) with its vectors (..., R, n)."""
+    """(..., R, n) products of each matrix (R, n, n) with its vectors (..., R, n)."""
     if matrices.device.type != "cpu":
         return (matrices @ vectors[..., None])[..., 0]
     found = torch.empty_like(vectors)
 
     def work(first: int, last: int) -> None:
-        # One by one: in one call, it takes torch ten times as long.
+        # One by one: a single call takes torch ten times as long.
         for j in range(first, last):
             found[..., j, :] = vectors[..., j, :] @ matrices[j].T
 

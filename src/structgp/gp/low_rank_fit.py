@@ -7,9 +7,9 @@ S^-1 = Q = D + W W^T (``gp.spreads``: D = s^-2, W = V / s) maximises
 
 which is the likelihood of a factor analysis of P. At its optimum, for a given D, the columns of D^-1 W
 are the leading solutions b of P b = lambda D b, b^T D b = 1, each times sqrt(lambda - 1) (Joreskog,
-1967); and D + diag(W W^T) = diag(P): with r = 0 the rule for diagonal covariances. Both are looked for in
-turn: directions within a subspace that each product with P turns towards the leading one, and D in
-between, where no new product is needed."""
+1967); and D + diag(W W^T) = diag(P), which for r = 0 is the rule for diagonal covariances. The two are
+found in turn: the directions within a subspace, which each product with P turns towards the leading one,
+and D in between, which needs no new product."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from torch import Tensor
 from structgp.gp.spreads import LowRank
 
 PASSES = 2
-"""Products with the precision that one fit takes. Each starts where the last one ended."""
+"""Number of products with the precision in one fit. Each starts from the subspace where the last one
+ended."""
 
 DIAGONAL_STEPS = 10
 
@@ -31,10 +32,10 @@ FIRST_PASSES = 4
 def fit_low_rank(
     times: Callable[[Tensor], Tensor], diagonal: Tensor, start: LowRank, passes: int = PASSES
 ) -> LowRank:
-    """R covariances for R precisions P, never worse than diag(P)^-1.
+    """R low-rank covariances for R precisions P, never worse than diag(P)^-1.
 
-    times : x (R, M, r) to P x. diagonal : (R, M) of P. start : (R, M) and (R, M, r), whose directions say
-    where to look first. Cost O(R M r^2) and the products.
+    times : maps x (R, M, r) to P x. diagonal : (R, M) diagonals of P. start : a covariance (R, M) and
+    (R, M, r), whose directions say where to look first. Cost O(R M r^2) and the products.
     """
     D, basis = start.sd.square().reciprocal(), start.sd[..., None] * start.directions
     best = LowRank(diagonal.rsqrt(), torch.zeros_like(start.directions))
@@ -63,8 +64,8 @@ def fit_low_rank(
 
 
 def _leading(basis: Tensor, known: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
-    """b (R, M, r) within the span of ``basis``, and lambda - 1 (R, r), or 0 where lambda is less than 1.
-    known : (R, r, r) basis^T P basis."""
+    """Solutions b (R, M, r) within the span of ``basis``, and lambda - 1 (R, r), or 0 where lambda is less
+    than 1. known : (R, r, r) basis^T P basis."""
     lower = torch.linalg.cholesky(basis.mT @ (D[..., None] * basis))
     half = torch.linalg.solve_triangular(lower, known, upper=False)
     inner = torch.linalg.solve_triangular(lower, half.mT, upper=False)
@@ -74,9 +75,9 @@ def _leading(basis: Tensor, known: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def leading_directions(products: Sequence[tuple[Tensor, Tensor]], M: int, rank: int) -> Tensor:
-    """(M, r) orthonormal, about those along which the inputs differ most: the leading ones of sum_n A_n^T
-    A_n, by subspace iteration from a start of its own. products : of each batch A (B, T, M) and how often
-    each example counts (B,). Cost O(N M r)."""
+    """(M, r) orthonormal directions along which the inputs differ most, approximately: the leading
+    eigenvectors of sum_n A_n^T A_n, by subspace iteration from a fixed random start. products : for each
+    batch, A (B, T, M) and the sample weights of the examples (B,). Cost O(N M r)."""
     like = products[0][0]
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(M, rank, generator=generator, dtype=like.dtype).to(like)

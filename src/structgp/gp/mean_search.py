@@ -1,11 +1,11 @@
-"""Where optimisers look for the mean of a posterior: coordinates in which its covariance is round.
+"""Coordinates in which optimisers look for the mean of a posterior: those in which its covariance is round.
 
 ``MeanSearch`` is for any family, ``SpreadSearch`` for values at inducing inputs. ``GroupedSearch`` is for
-weights: the data cannot tell features apart that have the same values in all rows, as most features have
-that occur once. Of the weights of such a group only the sum, weighted by the prior standard deviations, has
-a say in the likelihood, so the best means are in fixed proportions. A search over one number per group
-finds the same means, with a fraction of the numbers.
-``MixedSearch`` is for such weights beside those of dense features.
+weights: the data cannot tell apart features that have the same values in all rows, as is the case for most
+features that occur only once. The likelihood depends on the weights of such a group only through their sum,
+weighted by the prior standard deviations, so the best means are in fixed proportions. A search over one
+number per group finds the same means, with a fraction of the numbers. ``MixedSearch`` is for such weights
+beside those of dense features.
 
 Letters as in ``gp.block``; G groups."""
 
@@ -25,10 +25,11 @@ from structgp.gp.weight_rows import SparseRows, WeightConditional
 
 
 class MeanSearch:
-    """x = 0 is the mean that the block had at ``begin``, and m = that + C x with C C^T its covariance.
+    """Searches over x, where m = m_0 + C x: m_0 is the mean that the block had at ``begin``, and C C^T its
+    covariance.
 
-    gradient : of the expected log-likelihood, in the numbers that ``functions`` are linear in; of batches
-    that were added since the last move."""
+    gradient : that of the expected log-likelihood, in the values in which ``functions`` are linear, summed
+    over the batches added since the last move."""
 
     gradient: Tensor
 
@@ -36,36 +37,36 @@ class MeanSearch:
         self.block = block
 
     def begin(self, prior_factor: Tensor) -> int:
-        """From the posterior as it is now. prior_factor : of the prior as it is now. Returns how many
+        """Starts from the current posterior. prior_factor : that of the current prior. Returns how many
         numbers x has."""
         self._began, self._scale = self.block.m.clone(), self.block.scale
         return self._began.numel()
 
     def move(self, x: Tensor) -> Tensor:
-        """To x. Returns the part of the mean in the divergence."""
+        """Moves to x. Returns the mean's part of the divergence."""
         m = self.block.m
         m.copy_(self._began + self.block.root_times(x.view_as(m)))
         self.gradient = torch.zeros_like(m)
         return 0.5 * m.square().sum()
 
     def functions(self, i: int, conditional: Any) -> Tensor:
-        """The mean functions (B, T, R) on batch i, (P,) if shared, with the amplitude."""
+        """The mean functions (B, T, R) on batch i, (P,) if shared, including the amplitude."""
         return self._scale * conditional.times(self.block.m)
 
     def add(self, i: int, conditional: Any, slope: Tensor) -> None:
-        """The derivatives of the expected log-likelihood in the functions of batch i."""
+        """Adds the derivatives of the expected log-likelihood in the functions of batch i, ``slope``."""
         self.gradient += self._scale * conditional.transposed_times(slope)
 
     def slope(self) -> Tensor:
-        """Of the divergence less the expected log-likelihood, in x."""
+        """Gradient in x of the divergence minus the expected log-likelihood."""
         return self.block.root_transposed_times(self.block.m - self.gradient).reshape(-1)
 
     def settle(self) -> None:
-        """Gives the block the mean where the search is."""
+        """Gives the block the mean at which the search is now."""
 
 
 class SpreadSearch(MeanSearch):
-    """For values at inducing inputs: their covariances, which stay during a search, are asked for once."""
+    """For values at inducing inputs: their covariances, which are fixed during a search, are built once."""
 
     _spread: Spread
 
@@ -87,7 +88,7 @@ class SpreadSearch(MeanSearch):
 
 
 class GroupedSearch(MeanSearch):
-    """For ``Weights`` on the CPU. conditionals : of each batch. The rows of all batches are one matrix X
+    """For ``Weights`` on the CPU. conditionals : one per batch. The rows of all batches form one matrix X
     (N, G), with one column per group."""
 
     def __init__(self, block: Any, conditionals: Sequence[WeightConditional]) -> None:
@@ -101,9 +102,9 @@ class GroupedSearch(MeanSearch):
         shape, self._scale = (self._rows.shape[1], block.n_functions), block.scale
         variance = prior_factor.square().clamp(min=1e-300)
         whole = variance.new_zeros(shape[0]).index_add(0, group, variance)
-        self._share = prior_factor / whole[group]  # (M,) of a member in its group's weight, whitened
+        self._share = prior_factor / whole[group]  # (M,) share of each member in its group, whitened
         self._root = whole.sqrt()[:, None]
-        # What the data determine of each member adds up to what they determine of the group's weight.
+        # The precisions that the data add to the members sum up to the precision of the group's weight.
         determined = (block.factor.T.square().reciprocal() - 1).clamp(min=0)
         self._sd = (1 + variance.new_zeros(shape).index_add(0, group, determined)).rsqrt()
         weight = variance.new_zeros(shape).index_add(0, group, (prior_factor * block.m).T)
@@ -132,7 +133,8 @@ class GroupedSearch(MeanSearch):
 
 
 class LooseWeights:
-    """The independent weights of a block that has dense ones too, as ``GroupedSearch`` sees a block."""
+    """The independent weights of a block that has dense weights too, in the form that ``GroupedSearch``
+    expects of a block."""
 
     def __init__(self, block: Any) -> None:
         self.m, self.factor = block.m[:, : block.n_loose], block.factor
@@ -140,8 +142,9 @@ class LooseWeights:
 
 
 class MixedSearch(MeanSearch):
-    """For ``DenseWeights`` beside independent weights, on the CPU: those in groups, then the dense ones as
-    of ``MeanSearch``. conditionals : of each batch. gradient : in the dense weights alone."""
+    """For ``DenseWeights`` beside independent weights, on the CPU: x holds the independent weights in
+    groups, then the dense ones as in ``MeanSearch``. conditionals : one per batch. gradient : in the dense
+    weights only."""
 
     def __init__(self, block: Any, conditionals: Sequence[Any]) -> None:
         super().__init__(block)
@@ -177,9 +180,9 @@ class MixedSearch(MeanSearch):
 
 
 def grouped(matrices: Sequence[Any]) -> tuple[Tensor, SparseRows]:
-    """(M,) the group of each column, and the rows of all matrices with the first column of each group.
-    Columns are told apart by their products with two random vectors: those that are alike have the same
-    products to the last bit."""
+    """(M,) the group of each column, and the rows of all matrices with only the first column of each group.
+    Columns are compared by their products with two random vectors: equal columns have the same products to
+    the last bit."""
     x = scipy.sparse.vstack(matrices, format="csr") if len(matrices) > 1 else matrices[0]
     random = np.random.default_rng(0).standard_normal((x.shape[0], 2))
     told = x.T.tocsr() @ random

@@ -1,8 +1,8 @@
-"""Learns the kernel on the evidence of a problem with a Gaussian likelihood in place of the real one.
+"""Learns the kernel on the evidence of the problem with a Gaussian likelihood in place of the real one.
 
-Which templates matter, and how far apart two tokens may be, is a question about the kernel that does not
+Which templates matter, and how far apart two tokens may be, are questions about the kernel that do not
 need the structured likelihood: replace it by Gaussian regression of the one-hot labels of single
-tokens, and the evidence is closed form,
+tokens, and the evidence has a closed form,
 
     log N(Y; 0, K + s2 I),   Y (N, V) centred one-hot labels, one Cholesky for all V columns,
 
@@ -33,11 +33,11 @@ from structgp.gp.kernels.template import keeping_patterns
 from structgp.gp.linalg import cholesky, inverse_from_lower
 
 NOISE_FLOOR = 0.25
-"""Least share of the labels' variance that is left to noise."""
+"""Smallest share of the labels' variance that is left to noise."""
 
 PRIOR_SD = 10.0
 """Prior standard deviation of the raw (about logarithmic) parameters around where they start: weak, but
-enough to keep a length-scale that nothing holds from running away."""
+enough to keep a length-scale that the data do not determine from running away."""
 
 MAX_TOKENS = 1_000
 MAX_STEPS = 25
@@ -45,7 +45,7 @@ MAX_STEPS = 25
 
 @dataclass(frozen=True)
 class Relaxation:
-    """evidence : before and after; steps : evaluations; tokens : how many stood for the data."""
+    """evidence : before and after; steps : number of evaluations; tokens : number of tokens used."""
 
     evidence: tuple[float, float]
     steps: int
@@ -53,7 +53,7 @@ class Relaxation:
 
 
 def shape_parameters(kernel: Kernel) -> list[nn.Parameter]:
-    """All parameters that may move, but for a factor on the whole of the kernel."""
+    """All parameters that may move, except a factor on the whole kernel."""
     named = kernel.named_parameters()
     return [p for name, p in named if name != "raw_outputscale" and p.requires_grad]
 
@@ -67,11 +67,11 @@ def learn_shape(
 ) -> Relaxation:
     """Moves the kernel's parameters, in place, to the relaxation's optimum.
 
-    Parameters with ``requires_grad`` off stay; priors registered with GPyTorch are not used.
+    Parameters with ``requires_grad`` off stay as they are; priors registered with GPyTorch are not used.
 
     Parameters
     ----------
-    rows, labels : one (T, W) and one (T,) tensor a sequence. At most ``most`` tokens, of sequences
+    rows, labels : one (T, W) and one (T,) tensor per sequence. At most ``most`` tokens, from sequences
         drawn at random, are used. Cost O(steps * N^2 (N + W)).
     """
     x, y = _some_tokens(rows, labels, generator, most)
@@ -106,8 +106,8 @@ def learn_shape(
 
 
 def _log_evidence(kernel: Kernel, x: Tensor, targets: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
-    """() with the right first derivatives: that in the covariance of the targets is known, which takes
-    half the time of going back through its factor."""
+    """() log evidence, with the right first derivatives: its gradient in the covariance of the targets is
+    known in closed form, which takes half the time of backpropagating through the Cholesky factor."""
     N, V = targets.shape
     eye = torch.eye(N, dtype=x.dtype, device=x.device)
     prior = scale * covariance(kernel, x, x) + noise * eye

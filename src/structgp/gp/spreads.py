@@ -1,16 +1,17 @@
 """Compact covariances of many inducing values: a diagonal, with the variance reduced along r directions.
 
-The prior of whitened values is N(0, I), and data only ever sharpen some directions of it: the best
-covariance has S^-1 = I + (what the tokens say), of which few eigenvalues are large. So the low rank is
-that of the PRECISION,
+The prior of whitened values is N(0, I), and data only ever sharpen some of its directions: the best
+covariance has S^-1 = I + (the information in the tokens), of which few eigenvalues are large. So it is the
+PRECISION that gets a low-rank term,
 
     S^-1 = diag(1/s) (I + V V^T) diag(1/s),      V (M, r),
 
-where r = 0 is the diagonal covariance and r = M any. It is positive definite whatever s and V are, and
-with I + V^T V (r, r) all that a bound needs is cheap (Woodbury, and the determinant lemma):
+where r = 0 gives a diagonal covariance and r = M any covariance. It is positive definite whatever s and V
+are, and with the (r, r) matrix I + V^T V all that a bound needs is cheap (Woodbury, and the determinant
+lemma):
 
-    S = diag(s)^2 - Y Y^T,   Y = diag(s) V K^-T,  log det S = 2 sum log s - 2 log det K,  K K^T = I + V^T
-    V.
+    S = diag(s)^2 - Y Y^T,   Y = diag(s) V K^-T,
+    log det S = 2 sum log s - 2 log det K,   K K^T = I + V^T V.
 
 A covariance D + W W^T of low rank would have to WIDEN directions, and could say 'one direction is known
 and the rest as before' only with r = M - 1.
@@ -28,13 +29,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LowRank:
-    """sd : (..., M) s, of either sign; directions : (..., M, r) V. M r numbers each."""
+    """Covariances with S^-1 = diag(1/s) (I + V V^T) diag(1/s). sd : (..., M) s, of either sign.
+    directions : (..., M, r) V."""
 
     sd: Tensor
     directions: Tensor
 
     def __getitem__(self, index: Any) -> LowRank:
-        """One of several, along the leading dimensions."""
+        """Selects along the leading dimensions."""
         return LowRank(self.sd[index], self.directions[index])
 
     def __len__(self) -> int:
@@ -63,7 +65,7 @@ class LowRank:
 
     @property
     def trace(self) -> Tensor:
-        """(...)."""
+        """(...) trace of S."""
         return self.sd.square().sum(-1) - self.narrowing.square().sum((-1, -2))
 
     @property
@@ -74,11 +76,11 @@ class LowRank:
 
     @property
     def matrix(self) -> Tensor:
-        """(..., M, M) S, which is what this class is there to avoid."""
+        """(..., M, M) S as a whole, which this class is there to avoid."""
         return torch.diag_embed(self.sd.square()) - self.narrowing @ self.narrowing.mT
 
     def root_times(self, v: Tensor) -> Tensor:
-        """(..., R, M) C v with C C^T = S, of R covariances. Cost O(M r) each."""
+        """(..., R, M) C v with C C^T = S, for R covariances. Cost O(M r) each."""
         return self.sd * self._rounded(v)
 
     def root_transposed_times(self, v: Tensor) -> Tensor:
@@ -92,13 +94,13 @@ class LowRank:
 
 
 Spread: TypeAlias = Tensor | LowRank
-"""The covariance S of values in one of its forms: 'full', a lower triangular factor (..., M, M);
-'diagonal', standard deviations (..., M), told apart by the shape of the means; or ``LowRank``. Diagonal
-entries may have either sign."""
+"""A covariance S in one of its forms: 'full', a lower triangular factor (..., M, M); 'diagonal', standard
+deviations (..., M); or ``LowRank``. The shape of the means tells the first two apart. Diagonal entries may
+have either sign."""
 
 
 def traces(mean: Tensor, spread: Spread) -> Tensor:
-    """(...) of S, for means (..., M)."""
+    """(...) traces of S, for means (..., M)."""
     if isinstance(spread, LowRank):
         return spread.trace
     return spread.square().flatten(mean.dim() - 1).sum(-1)
@@ -113,7 +115,7 @@ def half_log_dets(mean: Tensor, spread: Spread) -> Tensor:
 
 
 def root_times(spread: Spread, v: Tensor) -> Tensor:
-    """(..., R, M) C v with C C^T = S, of one component: spread (R, M, M), (R, M) or low-rank."""
+    """(..., R, M) C v with C C^T = S, for one component: spread (R, M, M), (R, M) or low-rank."""
     if isinstance(spread, LowRank):
         return spread.root_times(v)
     return spread * v if spread.dim() == 2 else torch.einsum("rmk,...rk->...rm", spread, v)
@@ -127,7 +129,7 @@ def root_transposed_times(spread: Spread, v: Tensor) -> Tensor:
 
 
 class _WeightedGram(torch.autograd.Function):
-    """One function after the other, forwards and backwards: nothing of (R, B, T, M) is ever held."""
+    """Takes one function after the other, forwards and backwards: no tensor (R, B, T, M) is ever held."""
 
     @staticmethod
     def forward(ctx: Any, A: Tensor, weight: Tensor) -> Tensor:
@@ -151,8 +153,8 @@ class _WeightedGram(torch.autograd.Function):
 
 
 def weighted_gram(A: Tensor, weight: Tensor) -> Tensor:
-    """(B, R, T, T) A diag(weight_r) A^T, of A (B, T, M) and weight (R, M).
+    """(B, R, T, T) A diag(weight_r) A^T, from A (B, T, M) and weight (R, M).
 
-    Cost O(B R T^2 M), memory O(B T M) beside the answer."""
+    Cost O(B R T^2 M), memory O(B T M) beside the result."""
     found: Tensor = _WeightedGram.apply(A, weight)
     return found

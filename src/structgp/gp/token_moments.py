@@ -18,8 +18,8 @@ from structgp.gp.kernels import active_features, weight_parts
 
 class TokenMoments:
     """means, variances : (M, R) of the weights, by feature. scale : factor on the prior variance of the
-    weight of a feature that was never seen. Means and variances are kept in single precision, side by side:
-    what a feature says is then read at once."""
+    weight of a feature that was never seen. Means and variances are kept in single precision, side by side,
+    so that all numbers of a feature are read at once."""
 
     def __init__(self, kernel: Kernel, means: Tensor, variances: Tensor, scale: float) -> None:
         self._kernel, self._scale, self._parts = kernel, scale, []
@@ -33,12 +33,13 @@ class TokenMoments:
                 self._parts.append((columns, self._table[span], part.sparse, about))
 
     def at(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(N, R) each, of rows (N, W). Cost O(N A R) for A features of a row."""
+        """Means and standard deviations, (N, R) each, at rows (N, W). Cost O(N A R) for A features per
+        row."""
         loops, R = compiled_moments(), self._table.shape[1] // 2
         if loops is None:
             mean, variance = self._in_torch(rows)
         else:
-            # Every token has the constant of each part, the last of its weights.
+            # Every token has the constant of each part, which is the last of the part's weights.
             found = np.empty((len(rows), 2 * R), np.float32)
             found[:] = sum(table[-1] for _, table, _, _ in self._parts)
             for columns, table, is_sparse, (sizes, starts, seldom, unseen) in self._parts:
@@ -63,7 +64,8 @@ class TokenMoments:
 
 @cache
 def compiled_moments() -> Any:
-    """The module of compiled loops; None where numba is not installed, or cannot work with what is."""
+    """The module of compiled loops; None if numba is not installed, or does not work with the other
+    packages that are."""
     try:
         from structgp.gp import compiled_moments as found
     except (ImportError, OSError, RuntimeError, SystemError):

@@ -21,20 +21,21 @@ from structgp.gp.kernels.sparse import inner_product, pack
 from structgp.gp.token_moments import compiled_moments
 
 NOISE_ROWS, NOISE_NUMBERS = 1 << 13, 1 << 25
-"""Rows of a table of noise, fewer where it would hold more numbers than the second figure (256 MB). Two
-features of one tuple share a row, and with it their noise, once in so many cases."""
+"""Most rows of a table of noise, and most numbers in it (256 MB), for which it gets fewer rows. Two
+features of one tuple share a row, and with it their noise, with a probability of one in the number of
+rows."""
 
 WORTH_COMPILING = 20_000
-"""Products of a number by a number from which compiled loops are used: tiny problems never wait for numba
-to start."""
+"""Number of multiplications from which compiled loops are used: tiny problems never wait for numba to
+start."""
 
 
 class SparseRows:
-    """X (N, M), what N rows hold of each of M features, to be multiplied with from both sides: by SciPy
-    on the host, by torch on the device.
+    """The sparse matrix X (N, M) of the values of M features in N rows, for products from both sides: by
+    SciPy on the host, by torch on the device.
 
     ``times`` : X weights, (N, R) from (M, R). ``transposed_times`` : X^T values, (M, R) from (N, R).
-    ``squares_times`` : the same with the entries of X squared."""
+    ``squares_times`` : like ``transposed_times``, with the entries of X squared."""
 
     def __init__(self, x: scipy.sparse.csr_array, device: torch.device) -> None:
         self.matrix, self.shape, self._device = x, x.shape, device
@@ -53,18 +54,18 @@ class SparseRows:
     @cached_property
     def single(self) -> SparseRows:
         """The same in single precision."""
-        x = self.matrix  # whose places are shared
+        x = self.matrix  # its index arrays are shared
         entries = x.data.astype(np.float32), x.indices, x.indptr
         return SparseRows(scipy.sparse.csr_array(entries, shape=x.shape, copy=False), self._device)
 
 
 def _multiplier(x: scipy.sparse.csr_array, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Of a matrix X, what makes X B from B."""
+    """The function that maps B to X B."""
     if device.type == "cpu":
         return lambda b: torch.from_numpy(x @ b.numpy())
     bounds, places, values = (torch.from_numpy(a) for a in (x.indptr, x.indices, x.data))
     with warnings.catch_warnings():
-        # That such tensors are new to torch, and are not checked: these come from SciPy.
+        # torch warns that such tensors are in beta state and not checked: these come from SciPy.
         warnings.simplefilter("ignore", UserWarning)
         there = torch.sparse_csr_tensor(
             bounds, places, values, size=x.shape, device=device, check_invariants=False
@@ -74,9 +75,9 @@ def _multiplier(x: scipy.sparse.csr_array, device: torch.device) -> Callable[[Te
 
 @dataclass(frozen=True)
 class WeightConditional:
-    """h given the weights, on a batch: h = X beta, plus the weights of features never seen.
+    """The functions h of a batch given the weights: h = X beta, plus the weights of features never seen.
 
-    features : of (B, T) rows, value 0 at padding. prior_sd : (M,)."""
+    features : those of (B, T) rows, value 0 at padding. prior_sd : (M,)."""
 
     features: ActiveFeatures
     prior_sd: Tensor
@@ -93,7 +94,8 @@ class WeightConditional:
 
     @cached_property
     def compact(self) -> tuple[Tensor, WeightConditional]:
-        """(F,) the weights that occur in the batch, sorted, and the same of those alone."""
+        """(F,) sorted indices of the weights that occur in the batch, and the same conditional with only
+        these."""
         found, local = torch.unique(self.features.place, return_inverse=True)
         unknown = int((found < 0).sum())  # -1 comes first, where there is any
         index = found[unknown:]
@@ -101,8 +103,8 @@ class WeightConditional:
         return index, replace(self, features=features, prior_sd=self.prior_sd[index])
 
     def under(self, prior_sd: Tensor) -> WeightConditional:
-        """The same where the kernel has moved. What is left as it was is the prior of a feature that is
-        unknown, and training data have none."""
+        """The same after the kernel has moved. Only the prior of unknown features is not updated; training
+        data have none."""
         found = replace(self, prior_sd=prior_sd)
         known = vars(self)
         if "rows" in known:
@@ -113,26 +115,26 @@ class WeightConditional:
         return found
 
     def times(self, m: Tensor) -> Tensor:
-        """(B, T, R) A m of whitened weights (R, M)."""
+        """(B, T, R) A m for whitened weights m (R, M)."""
         flat = self.rows.times((self.prior_sd * m).T.contiguous())
         return flat.unflatten(0, self.features.value.shape[:2])
 
     def transposed_times(self, values: Tensor) -> Tensor:
-        """(R, M) A^T values, of (B, T, R)."""
+        """(R, M) A^T values, from (B, T, R)."""
         return self.prior_sd * self.rows.transposed_times(values.flatten(0, 1)).T
 
     def squares_times(self, values: Tensor) -> Tensor:
-        """(R, M) the same with the entries of A squared: what position by position precisions (B, T, R),
-        or (B, T, *labels), say of each weight."""
+        """(R, M) the same with the entries of A squared: the precision that each weight gets from the
+        precisions (B, T, R), or (B, T, *labels), of single tuples."""
         return self.prior_sd.square() * self.rows.squares_times(values.flatten(2).flatten(0, 1)).T
 
     def spread(self, sd: Tensor, table: Tensor, keys: Tensor | None = None) -> Tensor:
         """(2 n, B, T, R) draws of h around its mean, joint over tuples: a feature has one deviation for
-        each draw and function, wherever it occurs. The second n mirror the first.
+        each draw and function, wherever it occurs. The second n draws mirror the first.
 
-        sd : (R, M) of the whitened weights, of either sign. table : (rows, R, n) standard normal numbers.
-        keys : (B,) numbers that give each example weights of its own; None for the same in all of them.
-        Cost O(n B T A R).
+        sd : (R, M) standard deviations of the whitened weights, of either sign. table : (rows, R, n)
+        standard normal numbers. keys : (B,) numbers that give each example weights of its own; None for the
+        same weights in all of them. Cost O(n B T A R).
         """
         found, row = self.features, _row(self.features.name, keys, len(table))
         deviation = torch.cat([(self.prior_sd * sd.abs()).T, sd.new_zeros((1, len(sd)))])  # (M + 1, R)
@@ -149,7 +151,7 @@ class WeightConditional:
 
     def _drawn(self, deviation: Tensor, table: Tensor, row: Tensor) -> Tensor:
         """(B, T, R, n) the half of ``spread`` that is not mirrored, by torch operations, feature by
-        feature. row : (B, T, A) of the table."""
+        feature. row : (B, T, A) rows of the table."""
         found, total = self.features, None
         for a in range(found.place.shape[-1]):
             place = found.place[..., a]
@@ -162,15 +164,16 @@ class WeightConditional:
         return total
 
     def mean(self, m: Tensor) -> Tensor:
-        """(B, T, R) of whitened weights m (R, M), differentiable in them. Cost O(B T A R)."""
+        """(B, T, R) mean of h for whitened weights with means m (R, M), differentiable in m. Cost
+        O(B T A R)."""
         found = self.features
         place = found.place.clamp(min=0)
         value = found.value * self.prior_sd[place] * (found.place >= 0)
         return (value[..., None] * m[..., place].permute(1, 2, 3, 0)).sum(-2)
 
     def covariance(self, sd: Tensor) -> Tensor:
-        """(B, R, T, T) of whitened weights with standard deviations sd (R, M), differentiable in them.
-        Cost O(B R T^2 F) for F features in an example."""
+        """(B, R, T, T) covariance of h for whitened weights with standard deviations sd (R, M),
+        differentiable in sd. Cost O(B R T^2 F) for F features in an example."""
         found = self.features
         place = found.place.clamp(min=0)
         known = self.prior_sd[place] * sd[..., place]  # (R, B, T, A)
@@ -180,7 +183,7 @@ class WeightConditional:
 
 
 class OneRow:
-    """The matrix 1, in the place of a batch's features."""
+    """The 1 x 1 matrix (1), in place of the feature matrix of a batch."""
 
     def times(self, values: Tensor) -> Tensor:
         return values
@@ -194,14 +197,15 @@ class OneRow:
 
 @dataclass(frozen=True)
 class Constant:
-    """The same for a table, whose scores (P,) are its weights (P, 1) themselves, whatever the batch."""
+    """The counterpart of ``WeightConditional`` for a table, whose scores (P,) are its weights (P, 1)
+    themselves, whatever the batch."""
 
     table: Any
     rows = OneRow()
 
     @property
     def prior_sd(self) -> Tensor:
-        """(1,), under the table's amplitude as it is now."""
+        """(1,) prior standard deviation under the table's current amplitude."""
         return self.table.prior_sds()
 
     @property
@@ -218,17 +222,17 @@ class Constant:
         return values[:, None]
 
     def squares_times(self, values: Tensor) -> Tensor:
-        """(P, 1) of (B, *labels), precisions summed over each example's tuples."""
+        """(P, 1) sums over examples, from precisions (B, *labels) summed over each example's tuples."""
         return values.sum(0).reshape(-1, 1)
 
     def spread(self, sd: Tensor, noise: Tensor, keys: Tensor | None = None) -> Tensor:
-        """(S, P), of noise (S, P)."""
+        """(S, P) draws around the mean, from noise (S, P)."""
         return sd[:, 0] * noise
 
 
 def _row(name: Tensor, keys: Tensor | None, rows: int) -> Tensor:
-    """Which row of the table of noise belongs to features (B, ...): the finaliser of splitmix64. ``rows``
-    is a power of 2."""
+    """The row of the table of noise for each feature (B, ...), hashed by the finaliser of splitmix64.
+    rows : number of rows, a power of 2."""
     z = name if keys is None else name + keys.view(-1, *[1] * (name.dim() - 1)) * -7046029254386353131
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
         z = (z ^ ((z >> shift) & ((1 << (64 - shift)) - 1))) * factor
@@ -236,7 +240,8 @@ def _row(name: Tensor, keys: Tensor | None, rows: int) -> Tensor:
 
 
 def noise_table(n_functions: int, n: int, generator: torch.Generator) -> Tensor:
-    """(rows, R, n) standard normal numbers, drawn in single precision, which takes a sixth of the time."""
+    """(rows, R, n) standard normal numbers. They are drawn in single precision, which takes a sixth of the
+    time."""
     room = max(256, NOISE_NUMBERS // max(1, n_functions * n))
     rows = min(NOISE_ROWS, 1 << (room.bit_length() - 1))
     return torch.randn(rows, n_functions, n, generator=generator, dtype=torch.float32).double()

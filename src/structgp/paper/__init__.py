@@ -14,9 +14,9 @@ __all__ = ["PRESETS", "LbfgsBlocks", "MixtureFit", "Preset", "Saga", "Score"]
 
 @dataclass(frozen=True)
 class Preset:
-    """A setting of the paper: the optimiser with its gradient estimator, number of draws and
-    hyper-parameters that move; the number of inducing inputs; whether the kernel's shape is learned before
-    the fit; the basis of the labels."""
+    """A setting of the paper: the optimiser, with its gradient estimator, its number of draws and the
+    hyper-parameters that it moves; the number of inducing inputs; whether the kernel's shape is learned
+    before the fit; the basis of the labels."""
 
     optimizer: LbfgsBlocks | Saga
     n_inducing: int = 500

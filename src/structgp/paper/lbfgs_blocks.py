@@ -2,13 +2,13 @@
 
 A global iteration gives the node block (inducing means and covariances, mixture weights) 50 steps of
 L-BFGS, the transition block 10, the hyper-parameters 5. Every evaluation uses the same draws, so that
-L-BFGS sees a function and not noise. It ends when two global iterations in a row have the same objective,
-when the parameters of the nodes stand still, or when the time is up; the best parameters seen at the end of
-a block are kept.
+L-BFGS sees a function and not noise. The schedule ends when two global iterations in a row have the same
+objective, when the parameters of the nodes stop moving, or when the time is up; the best parameters seen at
+the end of a block are kept.
 
-With score estimates, value and gradient of the same draws do not quite belong together, and a line search
-may find no step that improves: that ends a block, and when it ends all of them the objective stands still.
-Agreement then says that L-BFGS can go no further, with so many draws, and no more."""
+With score estimates, the gradient is not exactly that of the value on the same draws, and a line search may
+find no step that improves. That ends a block, and if it ends all of them, the objective no longer changes.
+Convergence then means only that L-BFGS can get no further with that many draws."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from structgp.paper.mixture_fit import SPREAD
 
 @dataclass
 class LbfgsBlocksState:
-    """seed : of the draws. best, best_elbo : parameters with the highest objective. elbo : of the last
-    global iteration."""
+    """seed : that of the draws. best, best_elbo : the parameters with the highest objective, and this
+    objective. elbo : the objective after the last global iteration."""
 
     seed: int
     best: dict[str, Tensor]
@@ -48,12 +48,12 @@ class LbfgsBlocks:
     ----------
     node_steps, transition_steps, hyper_steps : L-BFGS iterations of each block per global iteration.
     objective_tolerance : stop when the objective changes by less between two global iterations.
-    parameter_tolerance : stop when the parameters of the nodes change by less on average, the means and the
-        diagonals of the covariance factors each; what is off the diagonals hardly moves, and there is so
-        much of it that an average over all would always be small.
-    max_seconds, max_iterations : stop here at the latest; the time is looked at between blocks, and between
-        the evaluations within one.
-    learn_scales : what the block of hyper-parameters is; 'all' is the paper's.
+    parameter_tolerance : stop when the parameters of the nodes change by less on average, both the means
+        and the diagonals of the covariance factors. Off-diagonal entries hardly move, and there are so many
+        of them that an average over all entries would always be small.
+    max_seconds, max_iterations : stop here at the latest; the time is checked between blocks, and between
+        the evaluations within a block.
+    learn_scales : which hyper-parameters form the last block; 'all' is the paper's choice.
     gradient, n_draws : name and draws of the gradient estimator, which ``structgp.plan`` chooses."""
 
     node_steps: int = 50
@@ -76,7 +76,7 @@ class LbfgsBlocks:
         return LbfgsBlocksState(seed, problem.posterior.snapshot(), time.monotonic())
 
     def step(self, problem: Problem, state: LbfgsBlocksState) -> tuple[LbfgsBlocksState, StepInfo]:
-        """One global iteration: 65 L-BFGS steps, each of one evaluation of the bound or more."""
+        """One global iteration: 65 L-BFGS steps, each with one or more evaluations of the bound."""
         q, evaluations = problem.posterior, 0
         before = _places(q)
         for parameters, steps, moves in self._blocks(problem):
@@ -101,7 +101,7 @@ class LbfgsBlocks:
         return time.monotonic() - state.began > self.max_seconds
 
     def _blocks(self, problem: Problem) -> list[tuple[list[torch.nn.Parameter], int, bool]]:
-        """Parameters, steps, and whether the kernel is among them."""
+        """For each block, its parameters, its number of steps, and whether the kernel moves with it."""
         q = problem.posterior
         node, *tables = ([*block.mean_parameters(), *block.spread_parameters()] for block in q.blocks)
         return [
@@ -118,7 +118,8 @@ class LbfgsBlocks:
         steps: int,
         move_kernel: bool,
     ) -> tuple[float, int]:
-        """L-BFGS on one block, the rest held; the bound reached and the likelihoods computed."""
+        """Runs L-BFGS on one block with the others held fixed. Returns the bound reached and the number of
+        likelihoods computed."""
         count, node = 0, problem.posterior.node
         lower = [p is node.factor and node.form == "full" for p in parameters]
         start = _flatten([p.detach() for p in parameters], lower)
@@ -130,7 +131,7 @@ class LbfgsBlocks:
             try:
                 found = _value_and_gradients(problem, parameters, state.seed, move_kernel)
             except torch.linalg.LinAlgError:
-                # A step so long that nothing can be computed there.
+                # The step was so long that the bound cannot be computed there.
                 return 1e300, torch.zeros_like(flat)
             value, grads, evaluations = found
             count += evaluations
@@ -164,7 +165,7 @@ class _OutOfTimeError(Exception):
 def _value_and_gradients(
     problem: Problem, parameters: Sequence[torch.nn.Parameter], seed: int, move_kernel: bool
 ) -> tuple[float, list[Tensor], int]:
-    """The bound on the draws of ``seed``, and its gradients."""
+    """The bound on the draws of ``seed``, its gradients, and the number of likelihoods computed."""
     generator = torch.Generator().manual_seed(seed)
     total, grads, evaluations = 0.0, [torch.zeros_like(p) for p in parameters], 0
     n = len(problem.batches)
@@ -179,7 +180,7 @@ def _value_and_gradients(
 
 
 def _flatten(tensors: Sequence[Tensor], lower: Sequence[bool]) -> Tensor:
-    """One float64 vector; only the lower triangle of those that are lower triangular."""
+    """One float64 vector of all tensors. Of those marked in ``lower``, only the lower triangle."""
     return torch.cat([t[_kept(t, low)].double() for t, low in zip(tensors, lower, strict=True)])
 
 
@@ -191,6 +192,6 @@ def _unflatten(flat: Tensor, parameters: Sequence[torch.nn.Parameter], lower: Se
 
 
 def _kept(tensor: Tensor, lower: bool) -> Tensor:
-    """Which entries stand in the vector."""
+    """Mask of the entries that are part of the vector."""
     every = torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
     return every.tril() if lower else every

@@ -1,9 +1,9 @@
-"""From one Gaussian to a mixture of K.
+"""Fits a mixture of K Gaussians, starting from copies of a single fitted one.
 
-Equal components have equal gradients for ever, so they have to be moved apart; and a mixture is best looked
-for where one Gaussian has already been found. K equal copies have exactly the bound of the one they are
-copies of (with the Bhattacharyya entropy), so that a mixture which gains nothing can always go back to it:
-it never ends below."""
+Components that are equal have equal gradients for ever, so they have to be moved apart. The best place to
+start is where a single Gaussian has already been fitted. K equal copies have exactly its bound (with the
+Bhattacharyya entropy), so that a mixture which gains nothing can always go back to the copies: it never
+ends below the single Gaussian."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from structgp.inference.problem import Optimizer, Problem, StepInfo
 JUDGE_DRAWS = 64
 
 SPREAD = 0.1
-"""Posterior standard deviations by which components are moved apart."""
+"""Number of posterior standard deviations by which components are moved apart."""
 
 
 @dataclass
 class MixtureState:
-    """one : the copies, and their bound; seed : of the draws by which both are judged."""
+    """one, one_elbo : the equal copies, and their bound. seed : that of the draws by which the copies and
+    the mixture are compared."""
 
     adam: AdamState
     one: dict[str, Tensor]
@@ -39,8 +40,8 @@ class MixtureFit:
 
     Parameters
     ----------
-    first : the optimiser of the one component.
-    spread : standard deviations of the posterior by which the copies are moved apart.
+    first : the optimiser of the single component.
+    spread : number of posterior standard deviations by which the copies are moved apart.
     then : Adam for the K components."""
 
     first: Optimizer

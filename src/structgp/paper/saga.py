@@ -4,10 +4,10 @@ SAGA keeps the last gradient g_i of each batch and moves along
 
     N (new g_i - old g_i) + sum of all old g_n - gradient of the KL terms,
 
-which has the full gradient as its expectation, and a variance that vanishes as the stored gradients settle.
-The sum is cached. A gradient is stored where it has its fewest numbers, in mean and covariance of the
-batch's own latent values (``Sensitivity``): in the inducing values it is A^T g and A^T G A with an A that
-does not change, R M^2 numbers for what T R + R T^2 say."""
+whose expectation is the full gradient, and whose variance vanishes as the stored gradients settle. The sum
+is cached. A gradient is stored in the form with the fewest numbers, as one in mean and covariance of the
+batch's own latent values (``Sensitivity``): in the inducing values it would be A^T g and A^T G A with a
+constant A, R M^2 numbers in place of T R + R T^2."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ MOST_FALLS = 20
 
 @dataclass(frozen=True)
 class Gradient(Entries):
-    """Gradient of the expected log-likelihood. value : (K,), in each component; m and covariance, of each
-    block, shaped as its ``m`` and ``factor``, or as stored in mean and covariance of the batch's functions;
-    amplitude (), of nodes."""
+    """Gradient of the expected log-likelihood. value : (K,) the expectation itself under each component. m,
+    covariance : for each block, shaped like its ``m`` and ``factor``, or, while stored, like mean and
+    covariance of the batch's functions. amplitude : () in that of the nodes."""
 
     value: Tensor
     m: tuple[Tensor, ...]
@@ -44,9 +44,9 @@ class Gradient(Entries):
 
 @dataclass
 class SagaState:
-    """mean_steps, covariance_steps : of each block. stored : of each batch. total : the sum of what is
-    stored, in the posterior's parameters. best : the parameters at the last look that found the bound
-    risen. falls : how often it fell."""
+    """mean_steps, covariance_steps : step sizes of each block. stored : last gradient of each batch.
+    total : sum of the stored gradients, in the posterior's parameters. best : the parameters at the last
+    check that found a higher bound. falls : how often the bound fell."""
 
     generator: torch.Generator
     plateau: Plateau
@@ -67,17 +67,18 @@ class SagaState:
 
 @dataclass(frozen=True)
 class Saga:
-    """SAGA in turns, or all blocks at once; the defaults are the paper's.
+    """SAGA on nodes and transitions in turn, or on all blocks at once; the defaults are the paper's.
 
     Parameters
     ----------
-    mean_step, covariance_step : step sizes on the gradient of the whole bound, of means and of covariance
-        factors, in whitened coordinates; None takes a third of the inverse of a bound on the curvature, for
-        each block its own, for SAGA's guarantee, and a tenth of that for the factors.
-    node_steps, transition_steps : how many steps each of them moves, in turn; None moves both at once.
-    tolerance : stop when the mean bound over a round (all turns once, or ten passes) has risen by less, in
-        nats per example, twice. If it has clearly fallen, the best parameters are taken up again, with
-        steps half as long.
+    mean_step, covariance_step : step sizes for means and covariance factors along the gradient of the whole
+        bound, in whitened coordinates. None takes, for each block, a third of the inverse of a bound on its
+        curvature, which SAGA's guarantee needs, and a tenth of that for the factors.
+    node_steps, transition_steps : how many steps nodes and transitions move, in turn; None moves both at
+        once.
+    tolerance : stop when the mean bound over a round (all turns once, or ten passes) has twice risen by
+        less than this, in nats per example. If it has clearly fallen, the best parameters are restored,
+        with steps half as long.
     max_seconds, max_steps : stop here at the latest.
     learn_scales : False (the paper's), 'transitions' or True (the amplitude too).
     gradient, n_draws : name and draws of the gradient estimator, which ``structgp.plan`` chooses."""
@@ -125,13 +126,13 @@ class Saga:
     def step(self, problem: Problem, state: SagaState) -> tuple[SagaState, StepInfo]:
         """One batch. Cost O(B T V M^2 + V M^2) and the estimator's; K^2 V M^3 more if K > 1."""
         n = len(problem.batches)
-        # A first pass in order fills the store; after that batches come at random.
+        # A first pass in order fills the store; after that, batches are drawn at random.
         fills = self.fills(state, n)
         i = len(state.stored) if fills else int(torch.randint(n, (), generator=state.generator))
         try:
             direction, elbo, evaluations = self.direction(problem, state, i)
         except (torch.linalg.LinAlgError, LikelihoodError) as error:
-            # So far off that no covariance is left, or no probability where there was one.
+            # So far off that a covariance is not positive definite any more, or that the likelihood fails.
             if isinstance(error, LikelihoodError) and state.plateau.best == -math.inf:
                 raise
             self._step_back(problem, state)
@@ -140,7 +141,7 @@ class Saga:
         if not fills:
             self._move(problem, state, direction)
         elif len(state.stored) == n:
-            # The bound where it starts, which no look may find it below; till now it was of a part.
+            # The bound at the start, below which no check may find it; till now it covered only a part.
             state.plateau.best = max(state.plateau.best, elbo)
             state.plateau.recent = []
         state.plateau.add(elbo)
@@ -153,7 +154,7 @@ class Saga:
         if self.learn_scales:
             problem.posterior.fit_tables()
         plateau, n = state.plateau, len(problem.batches)
-        # The mean of a window may be high and its end, where the parameters are, low.
+        # The mean of a window may be high while its end, at the current parameters, is low.
         ends = (plateau.recent, plateau.recent[-n:])
         fell = any(_is_below(plateau.best, values, plateau.tolerance) for values in ends)
         if fell or _turned(plateau, n):
@@ -164,7 +165,7 @@ class Saga:
             state.best = problem.posterior.snapshot()
 
     def _step_back(self, problem: Problem, state: SagaState) -> None:
-        """To the best parameters, with steps half as long and nothing stored."""
+        """Goes back to the best parameters, with steps half as long and nothing stored."""
         problem.posterior.load_state_dict(state.best)
         for steps in (state.mean_steps, state.covariance_steps):
             steps[:] = [0.5 * step for step in steps]
@@ -178,12 +179,12 @@ class Saga:
         return StepInfo(state.iteration - 1, mean, evaluations, converged or late, converged)
 
     def fills(self, state: SagaState, n: int) -> bool:
-        """Whether the store still lacks batches, of n."""
+        """True if the store still lacks some of the n batches."""
         return len(state.stored) < n
 
     def direction(self, problem: Problem, state: SagaState, i: int) -> tuple[Gradient, float, int]:
-        """The estimate of the gradient of the expected log-likelihood from batch i, the bound as far as it
-        is known, and the likelihoods computed. Puts batch i into the store."""
+        """The gradient of the expected log-likelihood as estimated from batch i, the bound as far as it is
+        known, and the number of likelihoods computed. Stores the gradient of batch i."""
         with torch.no_grad():
             latent, q = problem.latents(i), problem.posterior
             found = problem.estimate(i, latent, state.generator)
@@ -229,8 +230,8 @@ class Saga:
 
 
 def stored_gradient(problem: Problem, value: Tensor, at: Sensitivity, amplitude: Tensor) -> Gradient:
-    """A batch's gradient as it is kept, with the mixture's weights and the amplitudes as they are now
-    multiplied in: what is taken out of the sum later is what was put in."""
+    """A batch's gradient as it is stored, multiplied by the current mixture weights and amplitudes, so that
+    exactly what was added to the sum is subtracted from it later."""
     q, means, covariances = problem.posterior, [], []
     for block, mean, covariance in zip(q.blocks, at.mean, at.covariance, strict=True):
         if not block.shared:
@@ -242,7 +243,7 @@ def stored_gradient(problem: Problem, value: Tensor, at: Sensitivity, amplitude:
 
 
 def project(problem: Problem, i: int, stored: Gradient) -> Gradient:
-    """What is stored of batch i, as a gradient in the posterior's parameters."""
+    """The stored gradient of batch i as a gradient in the posterior's parameters."""
     blocks, here = problem.posterior.blocks, problem.conditional(i)
     parts = zip(blocks, here, stored.m, stored.covariance, strict=True)
     means, covariances = zip(*(block.project(*given) for block, *given in parts), strict=True)
@@ -251,19 +252,21 @@ def project(problem: Problem, i: int, stored: Gradient) -> Gradient:
 
 
 def _in_order(tensor: Tensor) -> Tensor:
-    """In memory as a checkpoint will hold it: on some processors, products round by that."""
+    """A copy laid out in memory as a checkpoint will hold it: on some processors, the layout affects how
+    products are rounded."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _is_below(level: float, values: list[float], tolerance: float) -> bool:
-    """Whether the mean of noisy values is so clearly; a mean that is no number always is."""
+    """True if the mean of noisy values is clearly below ``level``. A mean that is not a number always
+    is."""
     noise = statistics.pstdev(values) / len(values) ** 0.5
     return not statistics.mean(values) > level - 4 * max(noise, tolerance)
 
 
 def _turned(plateau: Plateau, n: int) -> bool:
-    """Whether a bound that had risen has clearly lost half of that again in its last pass of n batches, as
-    it does where steps are too long for their noise."""
+    """True if the bound has clearly lost half of its rise again in the last pass of n batches, which
+    happens when steps are too long for their noise."""
     values = plateau.recent
     passes = [statistics.mean(values[k : k + n]) for k in range(0, len(values) - n + 1, n)]
     peak = max(passes, default=-math.inf)
@@ -272,8 +275,7 @@ def _turned(plateau: Plateau, n: int) -> bool:
 
 
 def _through_factor(covariance: Tensor, factor: Tensor, m: Tensor) -> Tensor:
-    """From the gradient in S = L L^T to that in L, or in standard deviations where those are all there
-    is."""
+    """Turns a gradient in S = L L^T into one in L, or in the standard deviations if S is diagonal."""
     if factor.shape == m.shape:
         return 2 * covariance * factor
     return (2 * covariance @ factor.tril()).tril()

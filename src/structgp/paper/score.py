@@ -1,12 +1,12 @@
 """Gradients from values of the likelihood alone: the supplement's estimators, also at better points.
 
-Raw, the score form multiplies l itself by the score, and most of its variance is the mean of l. Three ways
-to take that away, none of which moves the expectation:
+The raw score form multiplies l itself by the score, and most of its variance comes from the mean of l.
+There are three ways to remove this, none of which changes the expectation:
 
 * the paper's control variate: subtract a-hat times the score, entry by entry, with a-hat = Cov[score l,
-  score] / Var[score] from a tenth of the draws, which then do not serve again;
+  score] / Var[score] from a tenth of the draws, which are not used for anything else;
 * leave-one-out: subtract from each value the mean of the others;
-* where points of a replicate depend on one another, subtract the mean over the other replicates."""
+* if the points of a replicate depend on one another: subtract the mean over the other replicates."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ TENTHS = 10
 
 @dataclass(frozen=True)
 class Score(Estimator):
-    """Score gradients with a choice of points (``designs``) and of what is subtracted. baseline : 'none',
-    'control-variate' (the paper's) or 'mean' (leave-one-out for independent points, leave-one-replicate-out
-    for others)."""
+    """Score gradients with a choice of points (``designs``) and of baseline. baseline : what is subtracted:
+    'none', 'control-variate' (the paper's) or 'mean' (leave-one-out for independent points,
+    leave-one-replicate-out for others)."""
 
     name: str
     design: Design
@@ -67,7 +67,7 @@ class Score(Estimator):
             sizes = sizes[1:]
         elif self.baseline == "mean" and len(sizes) > 1:
             parts = self._less_mean(target, values, with_values, with_ones)
-        # Points of a replicate that depend on one another say little of each other's scatter.
+        # Points of a replicate that depend on one another say little about the variance of their mean.
         every, iid = torch.cat(values), self.design == "iid"
         scatter = variance_of_mean(every) if iid else combine(with_values, sizes)[1].value
         return Estimate.of(parts, sizes, values, scatter)
@@ -80,7 +80,7 @@ class Score(Estimator):
         parts = []
         for l, m1, m0 in zip(values, with_values, with_ones, strict=True):
             if self.design == "iid":
-                # Leaving one value out of its own baseline: S / (S - 1) (l - mean of all).
+                # Leaving each value out of its own baseline gives S / (S - 1) (l - mean of all).
                 less, stretch = total / count, count / (count - 1)
             else:
                 less, stretch = (total - l.sum(0)) / (count - len(l)), 1.0
@@ -90,7 +90,7 @@ class Score(Estimator):
 
 def _times(target: Target, ones: Moments, baseline: Tensor) -> Moments:
     """Score moments of values that are ``baseline`` (B,) at every draw, from those of values 1."""
-    # Of ones, the sum over examples carries the sum of the weights.
+    # For values 1, a sum over examples contains the sum of the sample weights.
     weight = target.weight.to(baseline)
     shared = (weight @ baseline) / weight.sum()
     return ones.map_groups(
@@ -103,7 +103,7 @@ def _control_variate(target: Target, noise: Noise, values: Tensor) -> Moments:
     ones, total = torch.ones_like(values), float(target.weight.sum())
 
     def unweighted(moments: Moments) -> Moments:
-        # Var[h] of the sum over examples is that of one score; its ones come with the summed weight.
+        # Examples share one score h, so the sum over examples contains the sum of the sample weights.
         return moments.map_groups(target.groups, lambda a: a, lambda a: a / total)
 
     hl, h = score_moments(target, noise, values), unweighted(score_moments(target, noise, ones))
@@ -111,5 +111,5 @@ def _control_variate(target: Target, noise: Noise, values: Tensor) -> Moments:
     hh = unweighted(score_moments(target, noise, ones, squared=True))
     covariance, variance = hhl - hl * h, hh - h * h
     gain = covariance.map(lambda c, v: torch.where(v > 0, c / v, 0), variance)
-    # The sums over examples are taken with the weights in: undo it where ones are multiplied.
+    # The gain will be multiplied by moments of ones, whose sums contain the sample weights: divide by them.
     return unweighted(gain)

@@ -1,12 +1,13 @@
 """The scales and the shape of a kernel on dense columns, learned on the bound.
 
-A round of second-order inference replaces the log-likelihood by a quadratic in the functions, with slope
-and curvature of each tuple. Under it the best posterior, and the bound there, are known for every kernel:
+A round of second-order inference replaces the log-likelihood by a quadratic in the functions, with the
+slope and curvature of each tuple. Under this quadratic, the best posterior and its bound are known for
+every kernel:
 
     log N = sum_j 1/2 b_j^T P_j^-1 b_j - 1/2 log |P_j|,   P_j = I + Phi^T H_j Phi,   b_j = Phi^T l_j,
 
-so hyper-parameters can go all the way to their best under the quadratic before the next round finds a new
-one (the posterior follows them: far faster than steps at a posterior that is held)."""
+so hyper-parameters can go all the way to their optimum under the quadratic before the next round finds a
+new one. The posterior follows them, which is far faster than steps with the posterior held fixed."""
 
 from __future__ import annotations
 
@@ -28,47 +29,50 @@ from structgp.gp.linalg import cholesky, each_times, inverse_from_lower, upper_f
 from structgp.threads import share_matrices
 
 PRIOR_COUNT = 2.0
-"""Parameters' worth of prior that the scale of the kernel is right as it is: what nothing determines stays
-put. Not chosen on data."""
+"""Strength, counted in parameters, of the prior that the scale of the kernel is right as it is: a scale
+that the data do not determine stays put. Not chosen on data."""
 
 SINGLE_WORK = 3e8
-"""Multiplications, some 20 ms, from which sums of many products are computed in single precision, on the
-CPU. What is rounded is the spread of the posterior, and where the search for its mean begins."""
+"""Number of multiplications (some 20 ms) from which sums of many products are computed in single precision
+on the CPU. This rounds the spread of the posterior, and the point from which the search for its mean
+starts."""
 
 LEAST_CURVATURE = 1e-3
-"""Of the precision of the prior, what a token has to add in the direction of its own features to be
+"""Smallest share of the prior precision that a token must add in the direction of its own features to be
 counted. Not chosen on data."""
 
 REFINEMENTS = 3
-"""Solves in single precision, each of what the one before has left over, which adds some four digits."""
+"""Number of solves in single precision, each for the residual of the one before, which adds some four
+digits."""
 
 PANEL = 256
-"""Rows of a gram matrix that are computed at a time, as far as the diagonal."""
+"""Number of rows of a gram matrix that are computed at a time, up to the diagonal."""
 
 SWEEPS = 6
-"""Closed-form steps of the scale per quadratic; they stop earlier where it moves by less than 1 %."""
+"""Most closed-form steps of the scale per quadratic; they stop earlier if it moves by less than 1 %."""
 
 SHAPE_STEPS = 8
-"""Evaluations of the evidence per quadratic."""
+"""Most evaluations of the evidence per quadratic."""
 
 FIRST_MOVE, LEAST_SLOPE = 0.25, 0.05
-"""How far the first trial of such a search moves the parameters: by a quarter or so, where L-BFGS knows
-nothing yet and would move by a factor e. And the slope, in nats per such move, at which a search ends.
-Neither was chosen on data."""
+"""Move of the parameters in the first trial of a search for the shape: by a quarter or so, where L-BFGS,
+which knows nothing yet, would move them by a factor e. And the slope, in nats per such move, at which a
+search ends. Neither was chosen on data."""
 
 FARTHEST_STEP = math.log(LARGEST_FACTOR)
-"""By which a logarithmic parameter may move under one quadratic, which says little of kernels far away."""
+"""Largest move of a logarithmic parameter under one quadratic, which says little about kernels far away."""
 
 PRIOR_SD = 3.0
 """Prior standard deviation of logarithmic parameters of the shape around where they start: e^3 either way.
-Weak, but enough to keep a length-scale that nothing holds from running away. Not chosen on data."""
+Weak, but enough to keep a length-scale that the data do not determine from running away. Not chosen on
+data."""
 
 
 @dataclass(frozen=True)
 class Quadratic:
-    """The log-likelihood as sum_tj l_tj h_tj - H_tj h_tj^2 / 2 in the dense part of the functions, seen
-    through its features. bend, linear : (N, R) H and l, for functions as large as the amplitude and the
-    axes make them; rows : (N, D), where the shape is learned; values : (N, F), left : (N,) of
+    """The log-likelihood as sum_tj l_tj h_tj - H_tj h_tj^2 / 2 in the dense part of the functions,
+    expressed in its features. bend, linear : (N, R) H and l, for functions scaled by the amplitude and the
+    axes. rows : (N, D), used where the shape is learned. values : (N, F) and left : (N,), those of
     ``DenseFeatures``."""
 
     rows: Tensor
@@ -94,17 +98,17 @@ class Quadratic:
 
 
 def kind_for(values: Tensor, work: int) -> torch.dtype:
-    """The precision of sums over ``values`` that take so many multiplications (``SINGLE_WORK``)."""
+    """The precision for sums over ``values`` that take ``work`` multiplications (``SINGLE_WORK``)."""
     return torch.float32 if values.device.type == "cpu" and work > SINGLE_WORK else values.dtype
 
 
 def gram_of(values: Tensor, bend: Tensor, sizes: Tensor) -> Tensor:
-    """(R, F, F) lower triangles of sum_t phi_t H_tj phi_t^T, of features (N, F) and curvature (N, R), of
-    functions whose variances are ``sizes`` (R,) times as large as those of the features. Cost O(R N F^2),
-    in single precision where that takes long, as is then what is returned. With many labels, many tokens
-    say next to nothing of a function, and are left out (``LEAST_CURVATURE``)."""
+    """(R, F, F) lower triangles of sum_t phi_t H_tj phi_t^T, from features (N, F) and curvature (N, R), for
+    functions whose variances are ``sizes`` (R,) times as large as those of the features. Cost O(R N F^2);
+    computed and returned in single precision where the work is large (``SINGLE_WORK``). With many labels,
+    many tokens say next to nothing about a function, and are left out (``LEAST_CURVATURE``)."""
     kind = kind_for(values, values.numel() * values.shape[1] * bend.shape[1])
-    if values.device.type != "cpu":  # where it is fast, and looking for such tokens is not
+    if values.device.type != "cpu":  # a GPU is fast at this, but not at looking for such tokens
         return torch.stack([values.T @ (h[:, None] * values) for h in bend.T])
     counts = bend * values.square().sum(1)[:, None] * sizes > LEAST_CURVATURE
     values, bend, F = values.to(kind), bend.to(kind), values.shape[1]
@@ -119,9 +123,9 @@ def gram_of(values: Tensor, bend: Tensor, sizes: Tensor) -> Tensor:
 
 
 def spread_of(gram: Tensor, grown: Tensor) -> Tensor:
-    """(R, F, F) upper triangular roots of the covariances whose inverses are I + grown gram, of which lower
-    triangles are read. Cost O(R F^3), in single precision where that takes long, as are then the gram
-    matrices and the roots."""
+    """(R, F, F) upper triangular roots of the covariances (I + grown gram)^-1; only the lower triangles of
+    ``gram`` are read. Cost O(R F^3); computed and returned in single precision where the work is large
+    (``SINGLE_WORK``)."""
     precision = float(grown) * gram.to(kind_for(gram, gram.numel() * gram.shape[-1]))
     precision.diagonal(dim1=-1, dim2=-2).add_(1)
     return upper_factor_of_inverse(precision)
@@ -131,8 +135,8 @@ def learn_size(
     kernel: DenseKernel, seen: Quadratic, sweeps: int = SWEEPS, gram: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Moves the scale of the whole kernel, whose shape stays, towards where the bound is largest under the
-    quadratic. gram : (R, F, F) as of ``gram_of``, where that is known. Returns the posterior
-    there: means (R, F) and roots (R, F, F). Cost O(R N F^2), and O(R F^3) per sweep."""
+    quadratic. gram : (R, F, F) the result of ``gram_of``, if that is known. Returns the posterior there:
+    means (R, F) and roots (R, F, F). Cost O(R N F^2), and O(R F^3) per sweep."""
     R, F = seen.bend.shape[1], seen.values.shape[1]
     if gram is None:
         gram = gram_of(seen.values, seen.bend, seen.bend.new_ones(R))
@@ -153,10 +157,10 @@ def learn_size(
 
 
 def _solved(lower: Tensor, root: Tensor, prior: Tensor, linear: Tensor) -> Tensor:
-    """(R, N) (I + H K)^-1 l. lower : (R, N, N) factor of I + H^1/2 K H^1/2, root : (R, N) H^1/2, both in
-    single precision perhaps: what a solve leaves over is computed in that of the prior, and solved for
-    again. Without that, rounding moved the evidence by several nats, and searches for its largest value
-    ended where they began."""
+    """(R, N) (I + H K)^-1 l. lower : (R, N, N) factor of I + H^1/2 K H^1/2; root : (R, N) H^1/2. Both may
+    be in single precision: the residual of each solve is then computed in the precision of the prior, and
+    solved for again. Without that, rounding moved the evidence by several nats, and searches for its
+    maximum ended where they began."""
     found, wide = torch.zeros_like(linear), root.to(linear)
     for _ in range(REFINEMENTS):
         rest = linear - found - wide.square() * (found @ prior)
@@ -166,8 +170,8 @@ def _solved(lower: Tensor, root: Tensor, prior: Tensor, linear: Tensor) -> Tenso
 
 
 def _of_functions(prior: Tensor, root: Tensor, linear: Tensor) -> tuple[Tensor, Tensor]:
-    """What functions with curvature root^2 and slope linear, (R, N) each, add to the evidence, and its
-    slope in the prior (N, N)."""
+    """The contribution to the evidence of functions with curvature root^2 and slope ``linear``, (R, N)
+    each, and its gradient in the prior (N, N)."""
     inner = root[:, :, None] * prior.to(root) * root[:, None]
     inner.diagonal(dim1=-1, dim2=-2).add_(1)
     lower = cholesky(inner)
@@ -179,8 +183,8 @@ def _of_functions(prior: Tensor, root: Tensor, linear: Tensor) -> tuple[Tensor, 
 
 def evidence(kernel: DenseKernel, seen: Quadratic) -> Tensor:
     """The bound at the best posterior under the quadratic, for the whole Gaussian process, up to a
-    constant. Its first derivatives in the kernel's parameters are right. Cost O(R N^3), in single precision
-    where that takes long."""
+    constant. Its first derivatives in the kernel's parameters are right, but not the second. Cost O(R N^3),
+    in single precision where the work is large (``SINGLE_WORK``)."""
     prior = covariance(kernel, seen.rows, seen.rows)
     with torch.no_grad():
         root, linear = seen.bend.clamp(min=0).sqrt().T, seen.linear.T  # (R, N)
@@ -199,7 +203,7 @@ def evidence(kernel: DenseKernel, seen: Quadratic) -> Tensor:
 
 def learn_shape(block: Any, seen: Quadratic) -> Quadratic:
     """Moves all parameters of the block's dense kernel to where the evidence under the quadratic is
-    largest; returns the quadratic through its features as they are then."""
+    largest; returns the quadratic expressed in the kernel's new features."""
     kernel: DenseKernel = block.parts[1]
     parameters = kernel.free_parameters()
     with torch.enable_grad():
@@ -226,6 +230,6 @@ def learn_shape(block: Any, seen: Quadratic) -> Quadratic:
         vector_to_parameters(torch.from_numpy(best).to(seen.rows), parameters)
     kernel.requires_grad_(False)
     with torch.no_grad():
-        kernel.evenness.clamp_(0, 1)  # beyond, nothing would bring it back
+        kernel.evenness.clamp_(0, 1)  # outside, it has no gradient that would bring it back
         features = kernel.features(seen.rows, kernel.prior_factor())
     return Quadratic(seen.rows, features.values, features.left, seen.bend, seen.linear)

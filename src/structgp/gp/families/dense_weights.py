@@ -1,5 +1,4 @@
-"""Posteriors of the weights of dense features, which are correlated, beside independent weights of sparse
-ones.
+"""Posteriors of correlated weights of dense features, beside independent weights of sparse features.
 
 Dense features (``gp.kernels.dense``) are few and all of them are active in every row, so the weights of a
 function get a full covariance: S_j^-1 = I + sum_t phi_t E[-d^2 log p / dh_tj^2] phi_t^T, with the
@@ -35,9 +34,9 @@ from structgp.gp.mean_search import MeanSearch, MixedSearch
 from structgp.gp.weight_rows import WeightConditional, noise_table
 
 SHARING = 8
-"""Tokens per draw of the weights. The draws of a fit are of the weights for a group of sequences, not of
-the scores of each sequence by itself: an eighth of the cost, and errors still average out over groups.
-Not chosen on data."""
+"""Tokens per draw of the weights. A fit draws the weights once for a group of sequences, rather than the
+scores of each sequence by itself: an eighth of the cost, and errors still average out over groups. Not
+chosen on data."""
 
 
 def split_kernel(kernel: Kernel) -> tuple[Kernel | None, DenseKernel, slice]:
@@ -53,9 +52,9 @@ def split_kernel(kernel: Kernel) -> tuple[Kernel | None, DenseKernel, slice]:
 
 @dataclass(frozen=True)
 class DenseConditional:
-    """The functions given the weights, on a batch: h = X beta + phi w, plus what w leaves open. loose : of
-    the independent weights, None where there are none. values : (B, T, F) phi, 0 at padding; left : (B,
-    T)."""
+    """The functions of a batch given the weights: h = X beta + phi w, plus what w leaves open. loose : the
+    same for the independent weights alone, None if there are none. values : (B, T, F) phi, 0 at padding.
+    left : (B, T) variance that w leaves open."""
 
     loose: WeightConditional | None
     values: Tensor
@@ -66,28 +65,28 @@ class DenseConditional:
         return 0 if self.loose is None else len(self.loose.prior_sd)
 
     def times(self, m: Tensor) -> Tensor:
-        """(B, T, R) of whitened weights (R, M)."""
+        """(B, T, R) functions from whitened weights (R, M)."""
         found = self.values @ m[:, self.n_loose :].T
         return found if self.loose is None else found + self.loose.times(m[:, : self.n_loose])
 
     def transposed_times(self, values: Tensor) -> Tensor:
-        """(R, M), of (B, T, R)."""
+        """(R, M) the transposed product, from (B, T, R)."""
         dense = values.flatten(0, 1).T @ self.values.flatten(0, 1)
         return dense if self.loose is None else torch.cat([self.loose.transposed_times(values), dense], 1)
 
 
 class DenseWeights(Block):
-    """kernel : a :class:`DenseKernel`, or a sum with one beside kernels that have weights. Parameters ``m``
-    (R, M), the independent weights first; ``factor`` (R, M - F), standard deviations of those; ``root``
-    (R, F, F), upper triangular, whose product with its transpose is the covariance of the others. ``gram``
-    : (R, F, F) as of ``DenseCurvature`` in the last round, None where that is not known."""
+    """kernel : a :class:`DenseKernel`, or a sum of one and kernels that have weights. Parameters ``m``
+    (R, M), the independent weights first; ``factor`` (R, M - F), standard deviations of the independent
+    weights; ``root`` (R, F, F), upper triangular, whose product with its transpose is the covariance of the
+    dense weights. ``gram`` : (R, F, F) that of ``DenseCurvature`` in the last round, None if not known."""
 
     name = "dense-weights"
     has_weights = True
     takes_sites = False
     learns_from_slopes = True
     learns_shape = False
-    """Whether ``learn_scales`` moves the kernel's shape too, which takes time cubic in the tokens."""
+    """True if ``learn_scales`` moves the kernel's shape too, which takes time cubic in the tokens."""
 
     gram: Tensor | None = None
 
@@ -96,7 +95,7 @@ class DenseWeights(Block):
     ) -> None:
         super().__init__(labels, basis, amplitude)
         self.kernel, (loose, dense, self.columns) = kernel, split_kernel(kernel)
-        # Not modules of this one: they are the kernel's.
+        # In a tuple, so that they are not registered as submodules here: they belong to the kernel.
         self.parts = (loose, dense)
         ends = [] if loose is None else [span.stop for _, _, span in weight_parts(loose)]
         self.n_loose = ends[-1] if ends else 0
@@ -132,7 +131,7 @@ class DenseWeights(Block):
         return DenseConditional(found, torch.where(mask[..., None], values, 0), torch.where(mask, left, 0))
 
     def conditional_size(self, mask: Tensor, width: int) -> int:
-        """width : of whole rows."""
+        """About how many numbers ``conditional`` holds. width : number of columns of whole rows."""
         loose = 0 if self.parts[0] is None else 16 * (width - self.parts[1].n_columns)
         return mask.numel() * (loose + self.parts[1].n_features)
 
@@ -143,8 +142,8 @@ class DenseWeights(Block):
         return (self.scale * conditional.times(self.m))[None], (self.scale.square() * covariance)[None]
 
     def _dense_covariance(self, conditional: DenseConditional) -> Tensor:
-        """(B, R, T, T), without the amplitude. One function at a time: memory O(B T F). Cost O(R B T F
-        (F + T))."""
+        """(B, R, T, T) covariance under the dense weights, without the amplitude. One function at a time:
+        memory O(B T F). Cost O(R B T F (F + T))."""
         values, found = conditional.values, []
         kind = kind_for(values, values.numel() * self.root[..., 0].numel())
         kind = values.dtype if torch.is_grad_enabled() else kind
@@ -184,8 +183,8 @@ class DenseWeights(Block):
         return torch.cat([self.factor * loose, each_times(self.root.mT, dense)], -1)
 
     def _constant_sds(self) -> Tensor:
-        """Prior standard deviations of the constants' weights, before the amplitude; of the dense part
-        last."""
+        """Prior standard deviations of the constants' weights, before the amplitude; that of the dense part
+        comes last."""
         kernel = self.parts[1]
         sds, dense = self.prior_factor()[0], (0.5 * kernel.log_scale[:1]).exp() * (not kernel.whole)
         return dense if sds is None else torch.cat([sds[self.constants[:-1]], dense])
@@ -206,8 +205,8 @@ class DenseWeights(Block):
             return self.scores(mean), square.sqrt().view(self.labels)
 
     def feature_scores(self, row: Tensor, direction: Tensor) -> Tensor:
-        """(A + 3,) what each active feature of a row (1, W) adds to the score along ``direction`` (R,);
-        then label frequencies, linear and smooth part of the dense columns."""
+        """(A + 3,) what each active feature of a row (1, W) adds to the score along ``direction`` (R,),
+        followed by label frequencies, linear and smooth part of the dense columns."""
         with torch.no_grad():
             mask = torch.ones(1, 1, dtype=torch.bool, device=row.device)
             here, (loose, dense) = self.conditional(row[None], mask, self.prior_factor()), self.parts
@@ -223,9 +222,10 @@ class DenseWeights(Block):
             return torch.cat([torch.where(place >= 0, known * value, 0), parts])
 
     def fixed_noise(self, half: int, masks: Sequence[Tensor], generator: torch.Generator) -> Any:
-        """A table for the independent weights; and standard normal numbers of each batch, whose draws will
-        be mirrored: (R, half, G, F) for the dense weights, which each of G groups of neighbouring examples
-        shares (``SHARING``), and (half, B, T, R) for what they leave open, None where that is nothing."""
+        """A table for the independent weights; and, for each batch, standard normal numbers whose draws
+        will be mirrored: (R, half, G, F) for the dense weights, one set for each of G groups of
+        neighbouring examples (``SHARING``), and (half, B, T, R) for what the weights leave open, None where
+        that is nothing."""
         R = self.n_functions
         table = noise_table(R, half, generator).to(self.m) if self.n_loose else None
         found = []
@@ -241,8 +241,8 @@ class DenseWeights(Block):
         return table, found
 
     def _dense_noise(self, kind: torch.dtype, generator: torch.Generator, *shape: int) -> Tensor:
-        """(*shape, F) standard normal numbers, 0 for features that are 0: constant columns cost none, and
-        so change no other."""
+        """(*shape, F) standard normal numbers, 0 for features that are always 0: constant columns use up no
+        random numbers, and so do not change those of other features."""
         varies = self.parts[1].feature_varies
         found = torch.zeros((*shape, len(varies)), dtype=kind, device=varies.device)
         numbers = torch.randn((*shape, int(varies.sum())), generator=generator, dtype=kind)
@@ -272,7 +272,7 @@ class DenseWeights(Block):
         return conditional.times(self.m) + self.offsets(conditional, noise, i, numbers)
 
     def draws(self, n: int, seed: int, generator: torch.Generator) -> DenseDraws:
-        """n draws, rounded up to mirrored ones. Cost O(n R F^2)."""
+        """n draws, rounded up to mirrored pairs. Cost O(n R F^2)."""
         half = (n + 1) // 2
         table = noise_table(self.n_functions, half, generator).to(self.m) if self.n_loose else None
         noise = self._dense_noise(self.m.dtype, generator, half, self.n_functions)
@@ -292,7 +292,7 @@ class DenseWeights(Block):
         return DenseCurvature(self, torch.zeros_like(self.factor))
 
     def learn_scales(self, seen: Sequence[Seen] = (), prior_factor: Any = None) -> Tensor:
-        """As of ``Weights``; the scale of the dense part moves towards where the bound is largest
+        """Like that of ``Weights``. The scale of the dense part moves towards where the bound is largest
         with the likelihood replaced by the quadratic that ``seen`` holds. Cost O(R (N F^2 + F^3))."""
         axes = self.m.new_ones(self.n_functions)
         if not self.has_own_functions:
@@ -311,7 +311,7 @@ class DenseWeights(Block):
         return axes
 
     def _gram(self, seen: Sequence[Seen]) -> Tensor:
-        """(R, F, F) of what was seen, as the last round left it or summed anew."""
+        """(R, F, F) gram matrices of ``seen``: those that the last round left, or else summed anew."""
         found, self.gram = self.gram, None
         if found is None:
             total = self.curvature_sum()
@@ -330,9 +330,9 @@ class DenseWeights(Block):
 
 @dataclass(frozen=True)
 class DenseDraws:
-    """Draws of dense weights, values (S, R, F), and of independent ones through a table of noise.
-    prior_factor : of the block; seed : of the part that the dense features leave open, None to leave it
-    out."""
+    """Draws of dense weights, ``values`` (S, R, F), and of independent ones through a table of noise.
+    prior_factor : that of the block. seed : that of the part that the dense features leave open, None to
+    leave this part out."""
 
     values: Tensor
     prior_factor: Any
@@ -349,7 +349,7 @@ class DenseDraws:
                 h = h + here.loose.spread(block.factor, self.table)
         if self.seed is not None:
             S, R = self.values.shape[:2]
-            # Tuple by tuple from a generator of its own: a longer example only adds numbers.
+            # Tuple by tuple from a separate generator, so that a longer example only appends numbers.
             rng = np.random.default_rng([self.seed, 1])
             eps = torch.from_numpy(rng.standard_normal((mask.shape[1], S // 2, R))).to(h)
             rest = torch.einsum("bt,tsr->sbtr", here.left.sqrt(), eps)
@@ -359,8 +359,8 @@ class DenseDraws:
 
 @dataclass
 class DenseCurvature:
-    """What the data say: loose (R, M - F) of each independent weight, dense (R, F, F) of the others,
-    whitened but for the amplitude; None before any were added."""
+    """The precision that the data add: loose (R, M - F) to each independent weight, dense (R, F, F) to the
+    dense weights (None before any batch was added), whitened except for the amplitude."""
 
     block: DenseWeights
     loose: Tensor
@@ -378,7 +378,8 @@ class DenseCurvature:
             self.dense += found
 
     def tensors(self) -> list[Tensor]:
-        """To be added to those of other processes, in the same precision whatever the size of batches."""
+        """Tensors to be added to those of other processes, in the same floating-point type whatever the
+        size of batches."""
         root = self.block.root
         self.dense = torch.zeros_like(root) if self.dense is None else self.dense.to(root)
         return [self.loose, self.dense]

@@ -1,4 +1,4 @@
-"""A table of scores with a full covariance, which the paper has for transitions."""
+"""A table of scores with a full covariance, as the paper uses it for transitions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FullTable(Table):
 
     @property
     def spread(self) -> Tensor:
-        """(P, P)."""
+        """(P, P) lower triangular factor of the covariance of the scores, whitened."""
         return self.factor.tril()
 
     def gaussian(self, conditional: Constant) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,7 @@ class FullTable(Table):
         return self.scale * self.m[:, 0], root @ root.mT
 
     def kl(self, entropy: Entropy = "bhattacharyya") -> Tensor:
-        """KL(q || p), exact (``klbin``; the paper prints V terms where there are V^2)."""
+        """KL(q || p), exact (``klbin``, where the paper prints V terms although there are V^2)."""
         return kl_whitened(self.m[:, 0], self.spread)
 
     def effective_parameters(self) -> Tensor:
@@ -61,7 +61,7 @@ class FullTable(Table):
     def solve_sites(
         self, conditionals: Sequence[Constant], linear: Sequence[Tensor], bends: Sequence[Tensor]
     ) -> bool:
-        """As of a table; precisions Lambda are (P, P)."""
+        """Like ``Table.solve_sites``, with precisions Lambda (P, P)."""
         prior = torch.eye(self.n_scores).to(self.m)
         precision = prior + self.scale.square() * torch.stack(list(bends)).sum(0)
         precision = 0.5 * (precision + precision.T)
@@ -75,7 +75,7 @@ class FullTable(Table):
 
 @dataclass(frozen=True)
 class JointConstant(Constant):
-    """A table whose scores vary together."""
+    """A table whose scores are correlated."""
 
     @property
     def compact(self) -> Any:

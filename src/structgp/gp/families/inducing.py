@@ -5,8 +5,8 @@ L_zz^-T, the values of function j on one example are JOINTLY Gaussian (``eq:bkjn
 
     mean A m_j,   covariance  K_nn - A A^T  +  A S_j A^T.
 
-The first part of the covariance is what the inducing values leave open, the second our uncertainty about
-them. Letters as in ``gp.block``.
+The first part of the covariance is what the inducing values leave open; the second is the uncertainty about
+the inducing values themselves. Letters as in ``gp.block``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Inducing(InducingBlock):
         return mean[None], covariance[None]
 
     def kl(self, entropy: Entropy = "bhattacharyya") -> Tensor:
-        """KL(q(u) || p(u)) (``klun``); with 'jensen' the paper's bound above it."""
+        """KL(q(u) || p(u)) (``klun``); with 'jensen', the paper's upper bound on it."""
         return divergence(self.m.new_zeros(1), self.m[None], self.spread[None], entropy)
 
     def effective_parameters(self) -> Tensor:
@@ -60,7 +60,7 @@ class Inducing(InducingBlock):
         return SpreadSearch(self)
 
     def fixed_noise(self, half: int, masks: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
-        """Of each batch (2 half, B, T, R) standard normal numbers, the second half mirrors the first."""
+        """For each batch, (2 half, B, T, R) standard normal numbers; the second half mirrors the first."""
         found = []
         for mask in masks:
             shape = half, *mask.shape, self.n_functions
@@ -82,7 +82,7 @@ class Inducing(InducingBlock):
         return torch.einsum("bvtu,sbuv->sbtv", cholesky(covariance), noise[i])
 
     def draws(self, n: int, seed: int, generator: torch.Generator) -> InducingDraws:
-        """n draws of inducing values, rounded up to mirrored ones. Cost O(n R M^2), O(n R M r) if
+        """n draws of inducing values, rounded up to mirrored pairs. Cost O(n R M^2), O(n R M r) if
         low-rank."""
         shape = (n + 1) // 2, self.n_functions, self.n_values
         noise = torch.randn(shape, generator=generator, dtype=self.m.dtype).to(self.m)
@@ -100,8 +100,8 @@ class Inducing(InducingBlock):
 
 @dataclass(frozen=True)
 class InducingDraws:
-    """values : (S, R, M) whitened inducing values; prior_factor : (M, M) L_zz; seed : of the part of the
-    functions that inducing values leave open, None to plug in the mean."""
+    """values : (S, R, M) whitened inducing values. prior_factor : (M, M) L_zz. seed : that of the part of
+    the functions that the inducing values leave open, None to use its mean."""
 
     values: Tensor
     prior_factor: Tensor
@@ -113,7 +113,7 @@ class InducingDraws:
         h = torch.einsum("btm,srm->sbtr", conditional.projection.to(self.values), self.values)
         if self.seed is not None:
             S, R = self.values.shape[:2]
-            # Tuple by tuple from a generator of its own: a longer example only adds numbers.
+            # Tuple by tuple from a separate generator, so that a longer example only appends numbers.
             rng = np.random.default_rng([self.seed, 1])
             eps = torch.from_numpy(rng.standard_normal((mask.shape[1], S // 2, R))).to(h)
             rest = torch.einsum("btu,usr->sbtr", conditional.residual.to(h), eps)

@@ -1,4 +1,4 @@
-"""What posteriors of values at inducing inputs share: the kernel, the inputs Z, the forms of a
+"""Base class of posteriors of values at inducing inputs: the kernel, the inputs Z, the forms of a
 covariance."""
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from structgp.gp.low_rank_fit import leading_directions
 from structgp.gp.spreads import LowRank, Spread
 
 RANK = 64
-"""Directions that a low-rank covariance has unless told."""
+"""Default number of directions of a low-rank covariance."""
 
 OPENING = 0.1
-"""How much directions are narrowed for gradients to see them: by half a percent."""
+"""Length of the first directions, which narrows the posterior along them by half a percent, so that they
+get a gradient."""
 
 
 class InducingBlock(Block):
     """kernel : GPyTorch kernel over rows, shared by all functions. inducing : (M, W) rows Z; with Z = all
     distinct training rows this is the full GP.
 
-    covariance : of the inducing values of each function. 'full' has a lower triangular ``factor`` (...,
-    M, M); 'diagonal' has standard deviations (..., M) in the WHITENED coordinates, where the prior is
-    N(0, I) and what was not learned costs nothing; 'low-rank' has those and ``directions`` (..., M, rank)
-    in which the precision is higher (``gp.spreads``). All start at the prior, where no direction of a
-    low-rank covariance has a gradient: optimisers that climb along gradients call ``open_directions``
-    first."""
+    covariance : its form for the inducing values of each function. 'full' has a lower triangular ``factor``
+    (..., M, M); 'diagonal' has standard deviations (..., M) in the WHITENED coordinates, where the prior is
+    N(0, I) and values that the data leave alone cost nothing; 'low-rank' has standard deviations too, and
+    ``directions`` (..., M, rank) in which the precision is higher (``gp.spreads``). All start at the prior,
+    where no direction of a low-rank covariance has a gradient: optimisers that climb along gradients call
+    ``open_directions`` first."""
 
     joint_curvature = learns_from_slopes = True
     inducing: Tensor
@@ -63,7 +64,7 @@ class InducingBlock(Block):
         self.register_buffer("inducing", inducing)
         M, dtype, shape = self.n_values, torch.float64, (*components, self.n_functions)
         self.rank = min(rank, M) if covariance == "low-rank" else 0
-        """Directions of a low-rank covariance; 0 for the other forms."""
+        """Number of directions of a low-rank covariance; 0 for the other forms."""
         self.m = nn.Parameter(torch.zeros(*shape, M, dtype=dtype))
         prior = torch.eye(M, dtype=dtype) if covariance == "full" else torch.ones(M, dtype=dtype)
         self.factor = nn.Parameter(prior.expand(*shape, *prior.shape).clone())
@@ -88,7 +89,7 @@ class InducingBlock(Block):
         return self.factor.tril() if self.form == "full" else self.factor
 
     def options(self) -> dict[str, Any]:
-        """What the constructor has to be given for the tensors to fit."""
+        """Constructor arguments that make the tensors of a model file fit."""
         return {"covariance": self.form, "rank": self.rank}
 
     def prior_factor(self) -> Tensor:
@@ -96,7 +97,7 @@ class InducingBlock(Block):
         return cholesky(kernel_matrix(self.kernel, self.inducing, self.inducing))
 
     def conditional(self, rows: Tensor, mask: Tensor, factor: Tensor) -> Projection:
-        """p(h | u) at rows (B, T, W) under the kernel as it is, before the amplitude. ``factor`` is
+        """p(h | u) at rows (B, T, W) under the current kernel, before the amplitude. factor :
         ``prior_factor()``. Cost O(B T M (W + M) + B T^3), in float64."""
         B, T, W = rows.shape
         cross = kernel_matrix(self.kernel, rows.reshape(B * T, W), self.inducing)
@@ -107,8 +108,8 @@ class InducingBlock(Block):
         prior = kernel_matrix(self.kernel, rows, rows)
         both = mask[:, :, None] & mask[:, None, :]
         open_part = torch.where(both, prior - projection @ projection.mT, 0)
-        # The jitter is a share of the PRIOR variance: with Z = X nothing is left open, and a share of
-        # nothing would not make the factor exist. Each example has its own, whatever else is in the batch.
+        # The jitter is a share of the PRIOR variance: with Z = X nothing is left open, and with a share of
+        # nothing the factor would not exist. Each example has its own, whatever else is in the batch.
         size = torch.where(mask, prior.diagonal(dim1=-1, dim2=-2), 0).amax(-1).clamp(min=1e-12)
         open_part = open_part + torch.diag_embed(1e-8 * size[:, None] * mask)
         # Padding gets the mean of the diagonal, which leaves the jitter of `cholesky` as it is.
@@ -133,9 +134,9 @@ class InducingBlock(Block):
         super().round_factor()
 
     def project(self, conditional: Projection, slope: Tensor, bend: Tensor) -> tuple[Tensor, Tensor]:
-        """A gradient in mean (..., B, T, R) and covariance (..., B, R, T, T) of the functions, as one in
-        ``m`` and in S, without the amplitude, of which the diagonal where that is all there is: A^T g and
-        A^T G A (supplement, 'Inducing variables'). Cost O(K R B T M (M + T))."""
+        """Turns a gradient in mean (..., B, T, R) and covariance (..., B, R, T, T) of the functions into
+        one in ``m`` and in S (its diagonal only, unless the form is 'full'), without the amplitude: A^T g
+        and A^T G A (supplement, 'Inducing variables'). Cost O(K R B T M (M + T))."""
         A = conditional.projection
         B, T, M = A.shape
         flat = A.reshape(B * T, M)
@@ -151,8 +152,8 @@ class InducingBlock(Block):
     def first_directions(
         self, conditionals: Sequence[Projection], weights: Sequence[Tensor] | None = None
     ) -> Tensor:
-        """(..., M, rank) directions of a low-rank covariance; where none is narrowed, those along which the
-        inputs differ most. weights : (B,) of the examples of each batch."""
+        """(..., M, rank) directions of a low-rank covariance; if none is narrowed yet, those along which
+        the inputs differ most. weights : (B,) sample weights of the examples of each batch."""
         if bool(self.directions.any()):
             return self.directions
         inputs = [conditional.projection for conditional in conditionals]
@@ -169,7 +170,7 @@ class InducingBlock(Block):
     def curvature_bound(self, batches: Sequence[tuple[Projection, Tensor, Tensor]]) -> float:
         """Largest curvature of the bound in a whitened mean if each tuple bends by at most 1/4, as a
         softmax does: 1 + 1/4 of the largest eigenvalue of sum_n A_n^T A_n, by power iteration. batches :
-        conditional, mask, weight (B,) of the examples."""
+        conditional, mask, sample weight (B,) of the examples."""
         widest = 1.0 if self.basis is None else float(self.basis.square().sum(0).max())
         scale = float(self.log_amplitude.detach().exp()) * widest
         v, size = self.m.new_ones(self.n_values), 0.0

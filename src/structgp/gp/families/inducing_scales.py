@@ -1,7 +1,7 @@
 """Learns the kernel's scales by climbing the bound, for posteriors at inducing inputs (rule: ``gp.block``).
 
-All of it comes from the gradient of the bound in the kernel matrices, which costs about as much as the
-covariances of the posterior do.
+All steps use the gradient of the bound in the kernel matrices, which costs about as much as the covariances
+of the posterior.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from structgp.gp.kernels.relevance import ActiveFeatures, RelevanceKernel, weigh
 from structgp.gp.spreads import LowRank, Spread, traces
 
 PRIOR_COUNT = 1.0
-"""Parameters' worth of prior that a scale is right as it is: what nothing determines stays put."""
+"""Strength, counted in parameters, of the prior that a scale is right as it is: a scale that the data do
+not determine stays put."""
 
 NUMBERS_AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True)
 class KernelGradient:
-    """Of the bound, in the kernel matrices: cross (B T, M) in k(x, Z) and within (B, T, T) in k(x, x) of
-    each batch; inducing (M, M) in k(Z, Z). dual : (M, R) K_zz^-1 u, of which the mean functions are k(.,
-    Z) dual."""
+    """Gradient of the bound in the kernel matrices: cross (B T, M) in k(x, Z) and within (B, T, T) in
+    k(x, x) of each batch; inducing (M, M) in k(Z, Z). dual : (M, R) K_zz^-1 u, so that the mean functions
+    are k(., Z) dual."""
 
     cross: list[Tensor]
     within: list[Tensor]
@@ -39,10 +40,10 @@ class KernelGradient:
 
 
 def learn_scales(block: Any, seen: Sequence[Seen], prior_factor: Tensor) -> Tensor:
-    """One step for the scales of the kernel's parts, of their features and of the functions. ``seen`` : at
-    the posterior as it is, which should be about the best under the kernel as it is. Returns by how much
-    the variance of each function has grown, (R,). Cost O(R N M^2 + M^3), and O(N M A) for A active features
-    per row."""
+    """One step for the scales of the kernel's parts, of their features and of the functions. seen : that of
+    the current posterior, which should be about the best under the current kernel. Returns by how much the
+    variance of each function has grown, (R,). Cost O(R N M^2 + M^3), and O(N M A) for A active features per
+    row."""
     with torch.no_grad():
         gradient = _gradient(block, seen, prior_factor)
         axes = _axes(block, seen)
@@ -53,7 +54,7 @@ def learn_scales(block: Any, seen: Sequence[Seen], prior_factor: Tensor) -> Tens
             if isinstance(part, RelevanceKernel):
                 _learn_relevance(part, [s.mask for s in seen], rows, inducing, gradient)
             elif isinstance(part, ScaleKernel) and (len(parts) > 1 or block.has_own_functions):
-                # Alone it would do what the functions' amplitudes do, where those move.
+                # A single part's scale would duplicate the amplitudes of the functions, where those move.
                 _learn_scale(part, rows, inducing, gradient)
         if block.has_own_functions:
             axes = torch.ones_like(axes)
@@ -81,7 +82,7 @@ def _axes(block: Any, seen: Sequence[Seen]) -> Tensor:
 
 
 def _gradient(block: Any, seen: Sequence[Seen], L: Tensor) -> KernelGradient:
-    """Through A = k(x, Z) L^-T, with m and S held: the bound depends on A by
+    """The gradient through A = k(x, Z) L^-T, with m and S held fixed: the bound depends on A through
 
     sum_r slope_r (A m_r) - 1/2 tr bend_r (K_nn - A A^T + A S_r A^T).
     """
@@ -98,7 +99,7 @@ def _gradient(block: Any, seen: Sequence[Seen], L: Tensor) -> KernelGradient:
         through_factor -= H.T @ A.flatten(0, 1)
         cross.append(H)
         within.append(-0.5 * bend.sum(1))
-    # Back through the Cholesky factor.
+    # Backpropagate through the Cholesky factor.
     inner = (L.T @ through_factor.tril()).tril()
     inner.diagonal().mul_(0.5)
     half = torch.linalg.solve_triangular(L.T, inner, upper=True)
@@ -123,7 +124,7 @@ def _times_covariance(A: Tensor, S: Spread) -> Tensor:
 def _learn_scale(
     kernel: ScaleKernel, rows: list[Tensor], inducing: Tensor, gradient: KernelGradient
 ) -> None:
-    """The outermost factor of one part; what is inside stays."""
+    """One step for the outermost factor of one part; the parameters inside stay."""
     k_zz = covariance(kernel, inducing, inducing)
     slope = (gradient.inducing * k_zz).sum()
     for x, cross, within in zip(rows, gradient.cross, gradient.within, strict=True):
@@ -141,8 +142,8 @@ def _learn_relevance(
     inducing: Tensor,
     gradient: KernelGradient,
 ) -> None:
-    """Scales of groups, relevances of features and the bias. A relevance has the prior of a
-    Student-t, nu degrees of freedom's worth at 1: r <- (nu + r E) / (nu + gamma)."""
+    """One step for the scales of groups, the relevances of features and the bias. The prior of a relevance
+    is that of a Student-t with nu degrees of freedom, around 1: r <- (nu + r E) / (nu + gamma)."""
     group, weights, dual = kernel.group[:-1], weight_variances(kernel)[:-1], gradient.dual
     D, nu = len(weights), kernel.tails
     at_z, found = kernel.active(inducing), [kernel.active(x) for x in rows]
@@ -177,7 +178,7 @@ def _learn_relevance(
 
 
 def _scatter(total: Tensor, found: ActiveFeatures, rows: Tensor) -> None:
-    """total[d] += sum over rows n with feature d of value times rows[n]; total (D, W)."""
+    """Adds to total[d] the sum, over rows n with feature d, of value times rows[n]; total (D, W)."""
     place, value = found.place.flatten(0, -2), found.value.flatten(0, -2)
     for a in range(place.shape[1]):
         known = place[:, a] >= 0
@@ -185,8 +186,8 @@ def _scatter(total: Tensor, found: ActiveFeatures, rows: Tensor) -> None:
 
 
 def _agreements(left: ActiveFeatures, right: ActiveFeatures, matrix: Tensor, D: int) -> Tensor:
-    """(D,) for each feature d, sum_nm matrix[n, m] x_nd z_md. left, right : of N and M rows; matrix (N,
-    M)."""
+    """(D,) sum_nm matrix[n, m] x_nd z_md for each feature d. left, right : features of N and M rows;
+    matrix : (N, M)."""
     found = matrix.new_zeros(D)
     width = max(1, NUMBERS_AT_ONCE // max(D, 1))
     for start in range(0, len(matrix.T), width):
@@ -202,7 +203,7 @@ def _agreements(left: ActiveFeatures, right: ActiveFeatures, matrix: Tensor, D: 
 
 
 def _add_agreements_within(total: Tensor, place: Tensor, value: Tensor, matrix: Tensor) -> None:
-    """Adds the same for the rows of one sequence against each other, through the features it has."""
+    """Adds the same sums for the rows of one sequence against each other, over the features that occur."""
     features, local = torch.unique(place, return_inverse=True)
     rows = torch.arange(len(place), device=place.device)[:, None].expand_as(local)
     spread = matrix.new_zeros((len(place), len(features)))

@@ -5,8 +5,8 @@ For a log-likelihood that is quadratic in the functions with precision Lambda, t
     S_j^-1 = I + sum_n A_n^T Lambda_nj A_n,
 
 and for any other one the same holds with the expected curvature (set the gradient of the bound to zero
-and use Price's theorem). A diagonal S_j has its optimum at the inverse of that matrix's DIAGONAL: only
-those entries of the gradient are there to be zero. A low-rank one is found by a few products with it
+and use Price's theorem). A diagonal S_j has its optimum at the inverse of that matrix's DIAGONAL, since
+only the diagonal of the gradient has to vanish. A low-rank S_j is found by a few products with the matrix
 (``gp.low_rank_fit``)."""
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from structgp.gp.spreads import LowRank
 
 @dataclass
 class InducingCurvature:
-    """precision : (R, M, M) of the whitened inducing values, of which the upper triangle is kept; or its
-    diagonal (R, M) for the other forms."""
+    """precision : (R, M, M) that of the whitened inducing values, only the upper triangle of which is
+    valid; or its diagonal (R, M) for forms other than 'full'."""
 
     block: Any
     precision: Tensor
@@ -72,7 +72,7 @@ class InducingCurvature:
             block.directions.copy_(found.directions)
 
     def _times(self, x: Tensor) -> Tensor:
-        """(R, M, r) the precision times x: two matrix products over all functions per batch."""
+        """(R, M, r) the precision times x. Per batch, two matrix products over all functions."""
         R, M, r = x.shape
         total, wide = x.new_zeros((M, R * r)), x.permute(1, 0, 2).reshape(M, R * r)
         square = self.block.scale.square()
@@ -88,17 +88,17 @@ class InducingCurvature:
 def solve_sites(
     block: Any, conditionals: Sequence[Projection], linear: Sequence[Tensor], bends: Sequence[Tensor]
 ) -> bool:
-    """The posterior for quadratics r^T h - h^T Lambda h / 2, one linear term r (B, T, R) and precision
-    Lambda (B, R, T, T) per batch, in place; False, and nothing moved, if there is none. Where covariances
-    are not full the means are still exact, and the covariances the closest of their form.
-    Cost O(R (N M^2 + M^3)) time, O(M^2) memory beside the posterior itself."""
+    """Sets the posterior to that for quadratics r^T h - h^T Lambda h / 2, with one linear term r (B, T, R)
+    and one precision Lambda (B, R, T, T) per batch. Returns False, and moves nothing, if there is none.
+    Where covariances are not full, the means are still exact, and the covariances are the closest ones of
+    their form. Cost O(R (N M^2 + M^3)) time, O(M^2) memory beside the posterior itself."""
     scale = block.scale.detach()
     total = torch.zeros_like(block.m)
     for conditional, r in zip(conditionals, linear, strict=True):
         total += scale * conditional.transposed_times(r)
     first: Any = block.first_directions(conditionals) if block.form == "low-rank" else None
     means, factors, directions = [], [], []
-    # One function at a time: of R precisions, each may be as large as memory has room for.
+    # One function at a time: there may be memory for only one of the R precisions.
     for j in range(block.n_functions):
         precision = _precision(block, conditionals, bends, j, scale)
         least = LEAST_PRECISION * torch.eye(len(precision)).to(precision)
@@ -109,7 +109,7 @@ def solve_sites(
         if block.form == "full":
             factors.append(factor_of_inverse(precision))
         elif block.form == "diagonal":
-            # Of all diagonal covariances the one with the precision's diagonal is closest.
+            # The closest diagonal covariance is the one whose inverse has the precision's diagonal.
             factors.append(precision.diagonal().rsqrt())
         else:
             start = LowRank(block.factor[j][None], first[j][None])

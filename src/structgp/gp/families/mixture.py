@@ -1,8 +1,8 @@
 """A mixture of K Gaussians over the inducing values of all functions: q(v) = sum_k pi_k prod_j N(m_kj,
 S_kj).
 
-The paper's family. Its entropy has no closed form, so that the bound is bounded once more
-(``gp.divergences``), and no closed-form updates exist: Adam and the paper's own optimisers fit it.
+This is the paper's family. Its entropy has no closed form, so the bound itself has to be bounded
+(``gp.divergences``). No closed-form updates exist: Adam and the paper's own optimisers fit it.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Mixture(InducingBlock):
         return torch.stack(means), torch.stack(covariances)
 
     def kl(self, entropy: Entropy = "bhattacharyya") -> Tensor:
-        """A bound above KL(q(u) || p(u)): cross-entropy minus a bound below the entropy."""
+        """An upper bound on KL(q(u) || p(u)): the cross-entropy minus a lower bound on the entropy."""
         return divergence(self.weight_logits.log_softmax(0), self.m, self.spread, entropy)
 
     def effective_parameters(self) -> Tensor:
-        """() as of one Gaussian, averaged over components."""
+        """() the number for a single Gaussian, averaged over components."""
         return self.mixing @ (self.n_values - traces(self.m, self.spread)).sum(-1)
 
     def spread_parameters(self) -> list[nn.Parameter]:
@@ -69,7 +69,7 @@ class Mixture(InducingBlock):
         return super().spread_parameters() + extra
 
     def draws(self, n: int, seed: int, generator: torch.Generator) -> InducingDraws:
-        """n draws, rounded up to mirrored ones, a draw and its mirror image always from one component."""
+        """n draws, rounded up to mirrored pairs; both draws of a pair come from the same component."""
         half = (n + 1) // 2
         shape = half, self.n_functions, self.n_values
         eps = torch.randn(shape, generator=generator, dtype=self.m.dtype).to(self.m)
@@ -82,7 +82,7 @@ class Mixture(InducingBlock):
         return InducingDraws(both, self.prior_factor(), seed)
 
     def mean_draw(self) -> InducingDraws:
-        """sum_k pi_k m_k."""
+        """The mean of the mixture, sum_k pi_k m_k."""
         mean = torch.einsum("k,krm->rm", self.mixing, self.m)
         return InducingDraws(mean[None], self.prior_factor(), None)
 
@@ -95,8 +95,8 @@ class Mixture(InducingBlock):
         return made
 
     def copy_from(self, one: Inducing) -> None:
-        """Every component as ``one``, all with equal weights: exactly its bound, with the Bhattacharyya
-        entropy."""
+        """Sets every component to ``one``, all with equal weights. With the Bhattacharyya entropy, the
+        bound is then exactly that of ``one``."""
         found: dict[str, Any] = one.state_dict()
         with torch.no_grad():
             for name, value in self.state_dict().items():
@@ -116,8 +116,8 @@ class Mixture(InducingBlock):
 
 
 def _components(weights: Tensor, n: int, rng: np.random.Generator) -> Tensor:
-    """(n,) a component for each draw, by systematic resampling: component k comes n pi_k times, rounded
-    up or down so that this is its expectation."""
+    """(n,) a component for each draw, by systematic resampling: component k occurs n pi_k times, rounded up
+    or down at random so that n pi_k is the expectation."""
     edges = weights.detach().cumsum(0).cpu().numpy()[:-1]
     places = (np.arange(n) + rng.random()) / n
     return torch.from_numpy(np.searchsorted(edges, places, side="right")).to(weights.device)

@@ -1,13 +1,13 @@
 """Posteriors of independent weights, for kernels that are linear in features. A table of scores is the
 special case whose only feature is the constant 1.
 
-A sparse GP may be conditioned on any linear functionals of its functions in the place of values at
-inducing inputs. Here they are the weights themselves: their prior covariance is diagonal, they leave
-nothing open, and a row of A active features touches A of them. Whitened, beta_d = sqrt(w_d) v_d with q(v)
-= prod N(m, s^2) and h = X sqrt(w) v.
+A sparse GP may be conditioned on any linear functionals of its functions instead of values at inducing
+inputs. Here they are the weights themselves: their prior covariance is diagonal, they determine the
+functions completely, and a row of A active features touches A of them. Whitened, beta_d = sqrt(w_d) v_d
+with q(v) = prod N(m, s^2) and h = X sqrt(w) v.
 
-Cost is linear in the data. The price is that q has no correlations between weights; the gain, that none
-of them is left out. Letters as in ``gp.block``."""
+The cost is linear in the data. The price is that q has no correlations between weights; the gain is that
+none of the weights is left out. Letters as in ``gp.block``."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from structgp.gp.token_moments import TokenMoments
 from structgp.gp.weight_rows import Constant, WeightConditional, noise_table
 
 PRIOR_COUNT = 10.0
-"""Parameters' worth of prior that a scale is right as it is. Without correlations a posterior is too sure
-of what it has found, so this is more than for inducing values."""
+"""Strength, counted in parameters, of the prior that a scale is right as it is. Without correlations a
+posterior is too sure of what it has found, so this is more than for inducing values."""
 
 PRIOR_SCORES = 4.0
-"""Scores of size 1 that the prior of a table's amplitude is worth: it keeps the scale in place where there
-are few scores. Not chosen on data."""
+"""Strength of the prior of a table's amplitude, counted in scores of size 1: it keeps the scale in place
+where there are few scores. Not chosen on data."""
 
 
 AT_ONCE = 8_192
-"""Weights of each function that are worked on together."""
+"""Number of weights of each function that are processed together."""
 
 
 class Weights(Block):
@@ -58,7 +58,7 @@ class Weights(Block):
         self.kernel = kernel
         ends = [1] if kernel is None else [span.stop for _, _, span in weight_parts(kernel)]
         self.n_values, self.constants = ends[-1], [end - 1 for end in ends]
-        """M, and which of the weights are of constants."""
+        """M, and the indices of the constants among the weights."""
         shape = (self.n_functions, self.n_values)
         self.m = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
         self.factor = nn.Parameter(torch.ones(shape, dtype=torch.float64))
@@ -90,7 +90,7 @@ class Weights(Block):
 
     def kl(self, entropy: Entropy = "bhattacharyya") -> Tensor:
         """KL(q || p), exact."""
-        # Some at a time: no copies of all weights.
+        # A slice at a time, to avoid copies of all weights.
         parts = zip(self.m.split(AT_ONCE, -1), self.factor.split(AT_ONCE, -1), strict=True)
         found = [0.5 * (m.square() + s.square() - 1).sum() - s.abs().log().sum() for m, s in parts]
         return torch.stack(found).sum()
@@ -131,20 +131,20 @@ class Weights(Block):
         return noise_table(self.n_functions, half, generator).to(self.m)
 
     def offsets(self, conditional: Any, noise: Tensor, i: int, numbers: Tensor) -> Tensor:
-        """(S, B, T, R), or (S, P) if shared: what each draw adds to the mean, without the amplitude.
-        Examples are independent given the shared tables: with draws of its own in each, what one draw
-        happens to say of a feature is not said by all of them."""
+        """(S, B, T, R), or (S, P) if shared: what each draw adds to the mean, without the amplitude. Given
+        the shared tables, examples are independent, so each gets draws of its own: the deviation of a
+        feature in one draw is then not repeated in all examples."""
         return conditional.spread(self.factor, noise, numbers)
 
     def drawn_functions(self, conditional: Any, noise: Tensor, i: int, numbers: Tensor) -> Tensor:
-        """Functions of batch i at the draws that ``fixed_noise`` stands for, as of ``offsets``. numbers :
-        (B,) that name the examples."""
-        # Through the weights that occur in the batch alone: there may be many times as many.
+        """Functions of batch i at the draws that ``fixed_noise`` stands for, shaped as in ``offsets``.
+        numbers : (B,) numbers that identify the examples."""
+        # Only the weights that occur in the batch are used: there may be many times as many in all.
         index, here = conditional.compact
         return here.times(self.m[:, index]) + here.spread(self.factor[:, index], noise, numbers)
 
     def draws(self, n: int, seed: int, generator: torch.Generator) -> WeightDraws:
-        """n draws, rounded up to mirrored ones."""
+        """n draws, rounded up to mirrored pairs."""
         return WeightDraws(self.prior_factor(), self.fixed_noise((n + 1) // 2, (), generator))
 
     def mean_draw(self) -> WeightDraws:
@@ -166,12 +166,11 @@ class Weights(Block):
 
     def learn_scales(self, seen: Sequence[Seen] = (), prior_factor: Tensor | None = None) -> Tensor:
         """One step for the amplitudes of the functions, then the scales of feature groups, then the
-        relevances, each given the ones before: what one has explained is not explained again. The mean
-        weights stay what they are, and what the data say of their precision. Returns by how much the
-        variance of each function has grown, (R,). Cost O(R M).
+        relevances. Each step takes the ones before into account, so that nothing is explained twice. The
+        mean weights stay as they are, and so does the precision that the data add to them. Returns by how
+        much the variance of each function has grown, (R,). Cost O(R M).
 
-        Whitened, the energy of a weight is m^2 and what the data determine of it 1 - s^2
-        (``gp.block``)."""
+        Whitened, the energy of a weight is m^2, and the data determine 1 - s^2 of it (``gp.block``)."""
         axes = self.m.new_ones(self.n_functions)
         if not self.has_own_functions:
             energy, determined = torch.tensor(
@@ -183,17 +182,17 @@ class Weights(Block):
         return axes
 
     def prior_sds(self) -> Tensor:
-        """(M,)."""
+        """(M,) prior standard deviations of the weights."""
         return self.prior_factor()
 
     def knowledge(self) -> tuple[Tensor, Tensor]:
-        """Precision and linear term (M, R) of what q says beyond its prior."""
+        """Precision and linear term (M, R) of q divided by its prior."""
         prior_sd, m, s = self.prior_sds()[:, None], self.m.T, self.factor.T.square()
         return (s.reciprocal() - 1).clamp(min=0) / prior_sd.square(), m / (s * prior_sd)
 
     def place(self, precision: Tensor, linear: Tensor, prior_sd: Tensor, index: Tensor | slice) -> None:
-        """Sets q to prior times sites with precision and linear term (F, R), at the weights ``index``
-        (F,) whose prior standard deviations are ``prior_sd`` (F,)."""
+        """Sets q to the prior times sites with precision and linear term (F, R), at the weights ``index``
+        (F,), whose prior standard deviations are ``prior_sd`` (F,)."""
         if self.is_silent:
             return
         prior_sd = prior_sd[:, None]
@@ -207,10 +206,10 @@ class Weights(Block):
     def visit_offsets(
         self, here: Any, sd: Tensor, noise: Tensor, keys: Tensor, seed: int, single: bool
     ) -> Tensor:
-        """(S, B, T, R) what draws of the weights in a batch add to the mean. sd : (F, R) of the weights;
-        noise : as of ``visit_noise``; keys : (B,). If ``single``, in single precision with one draw of a
-        weight for all of the batch: of much data a batch is a small part, and what one draw says in it is
-        little."""
+        """(S, B, T, R) what draws of the weights in a batch add to the mean. sd : (F, R) standard
+        deviations of the weights. noise : from ``visit_noise``. keys : (B,). If ``single``, draws are in
+        single precision and shared by all examples of the batch: with much data, a batch is a small part of
+        it, so that this matters little."""
         if not single:
             return here.spread((sd / here.prior_sd[:, None]).T, noise, keys)
         sd, rows = sd.float(), here.rows.single
@@ -228,7 +227,7 @@ def learn_relevances(kernel: Kernel | None, m: Tensor, factor: Tensor, axes: Ten
     (R,); all in place."""
     before = weight_variances(kernel)
     energy, determined = torch.zeros_like(before), torch.zeros_like(before)
-    for r, axis in enumerate(axes):  # function by function: no copies of all weights
+    for r, axis in enumerate(axes):  # function by function, to avoid copies of all weights
         energy += m[r].square() / axis
         determined += _determined(factor[r])
     for part, _, span in weight_parts(kernel):
@@ -259,8 +258,8 @@ class Table(Weights):
     """Scores that do not depend on features, one weight per joint label: g = sqrt(amplitude) v.
 
     labels : (V, V) for transitions. sd : prior standard deviation of a score; 0 silences the block.
-    symmetric : whether the order of the labels does not matter; the functions are then fewer than the
-    scores. What is said of a batch has the shape of one table, (R,), and not of its tuples."""
+    symmetric : True if the order of the labels does not matter; there are then fewer functions than scores.
+    Functions of a batch have the shape of one table, (R,), and not that of its tuples."""
 
     name = "table"
     shared = True
@@ -305,7 +304,7 @@ class Table(Weights):
         return mean.expand(n, *self.labels), sd.expand(n, *self.labels)
 
     def fixed_noise(self, half: int, masks: Sequence[Tensor], generator: torch.Generator) -> Tensor:
-        """(2 half, R) standard normal numbers, the second half mirrors the first."""
+        """(2 half, R) standard normal numbers; the second half mirrors the first."""
         noise = torch.randn(half, self.n_functions, generator=generator, dtype=self.m.dtype).to(self.m)
         return torch.cat([noise, -noise])
 
@@ -315,15 +314,16 @@ class Table(Weights):
     def visit_offsets(
         self, here: Constant, sd: Tensor, noise: Tensor, keys: Tensor, seed: int, single: bool
     ) -> Tensor:
-        """(S, P), from numbers that only the seed decides."""
+        """(S, P) offsets of the draws, from random numbers that depend on the seed only."""
         found = sd[0] * self.fixed_noise(noise.shape[-1], (), torch.Generator().manual_seed(seed))
         return found.float() if single else found
 
     def solve_sites(
         self, conditionals: Sequence[Constant], linear: Sequence[Tensor], bends: Sequence[Tensor]
     ) -> bool:
-        """The exact posterior for quadratics r^T g - g^T Lambda g / 2 with linear terms r (P,) and
-        precisions Lambda (P,), one per batch; False, and nothing moved, if there is none."""
+        """Sets the exact posterior for quadratics r^T g - g^T Lambda g / 2 with linear terms r (P,) and
+        precisions Lambda (P,), one of each per batch. Returns False, and moves nothing, if there is
+        none."""
         precision = 1.0 + self.scale.square() * torch.stack(list(bends)).sum(0)
         if bool((precision <= LEAST_PRECISION).any()):
             return False
@@ -332,11 +332,11 @@ class Table(Weights):
         return True
 
     def fit_amplitude(self) -> None:
-        """Moves the prior's scale towards where the bound is largest, the scores' posterior held. That is
-        known in closed form: it is the root of the scores' mean second moment. Over-relaxed by as much as
-        the posterior is still the prior: to that extent it follows the scale, and plain fixed-point
-        iteration would creep. A posterior wider than its prior is not the prior either: twice the step
-        would swing about the best scale forever."""
+        """Moves the prior's scale towards where the bound is largest with the posterior of the scores held
+        fixed. That optimum has a closed form: the root of the scores' mean second moment. The step is
+        over-relaxed by the extent to which the posterior still equals the prior: to that extent the
+        posterior follows the scale, and plain fixed-point iteration would creep. A posterior wider than its
+        prior counts as different from it too: twice the step would swing about the best scale forever."""
         if self.is_silent:
             return
         with torch.no_grad():
@@ -353,19 +353,20 @@ class Table(Weights):
             self.factor.mul_(shrink)
 
     def curvature_bound(self, batches: Sequence[tuple[Constant, Tensor, Tensor]]) -> float:
-        """Largest curvature of the bound in a whitened score, if it bends by at most 1/4 each time its
-        tuple occurs. batches : conditional, mask (B, T) of the tuples, weight (B,) of the examples."""
+        """Largest curvature of the bound in a whitened score, if each tuple adds at most 1/4 to it.
+        batches : conditional, mask (B, T) of the tuples, sample weight (B,) of the examples."""
         tuples = sum(float(weight @ mask.sum(-1).to(weight)) for _, mask, weight in batches)
         return 1 + 0.25 * float(self.scale.detach().square()) * tuples
 
     def project(self, conditional: Constant, slope: Tensor, bend: Tensor) -> tuple[Tensor, Tensor]:
-        """A gradient in mean and covariance of the scores, as one in ``m`` and in S, without the
+        """Turns a gradient in mean and covariance of the scores into one in ``m`` and in S, without the
         amplitude."""
         return slope[:, None], bend.reshape(self.factor.shape)
 
 
 def symmetric_basis(labels: Sequence[int]) -> Tensor:
-    """(P, R) one function for all orders of the same labels. labels : their numbers, all equal."""
+    """(P, R) basis with one function for all orders of the same labels. labels : the numbers of labels, all
+    equal."""
     index = torch.cartesian_prod(*(torch.arange(n) for n in labels)).sort(-1).values
     group = torch.unique(index, dim=0, return_inverse=True)[1]
     return torch.nn.functional.one_hot(group).double()
@@ -373,15 +374,16 @@ def symmetric_basis(labels: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class WeightDraws:
-    """Draws of weights, each looked up in a table of noise when its feature is met: no memory grows with
-    the number of features. prior_factor : (M,); noise : as of ``fixed_noise``, None for the mean."""
+    """Draws of weights, each looked up in a table of noise when its feature is met, so that memory does not
+    grow with the number of features. prior_factor : (M,). noise : from ``fixed_noise``, None for the
+    mean."""
 
     prior_factor: Tensor
     noise: Tensor | None
 
     def at(self, block: Weights, rows: Tensor, mask: Tensor) -> Tensor:
         """(S, B, T, *labels) scores, joint over the tuples of an example; (S, *labels) if shared."""
-        # Of many features a batch has few.
+        # A batch has few of the many features.
         index, here = block.conditional(rows, mask, self.prior_factor).compact
         h = here.times(block.m[:, index])[None]
         if self.noise is not None:
@@ -391,16 +393,16 @@ class WeightDraws:
 
 @dataclass
 class WeightCurvature:
-    """precision : (R, M), what the data say of each weight, whitened but for the amplitude. Curvature is
-    taken tuple by tuple: where a feature comes twice in an example, what its places have in common is left
-    out."""
+    """precision : (R, M), the precision that the data add to each weight, whitened except for the
+    amplitude. Curvature is taken tuple by tuple: where a feature occurs twice in an example, the curvature
+    between the two tuples is left out."""
 
     block: Weights
     precision: Tensor
 
     def add(self, conditional: Any, bend: Tensor) -> None:
-        """bend : (B, T, R), or (B, T, *labels) where each score has its function; (B, *labels), summed over
-        an example's tuples, if shared."""
+        """bend : (B, T, R), or (B, T, *labels) where each score has a function of its own; (B, *labels),
+        summed over an example's tuples, if shared."""
         self.precision += conditional.squares_times(bend)
 
     def tensors(self) -> list[Tensor]:

@@ -12,8 +12,8 @@ from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, RQ
 from torch import Tensor
 
 FARTHEST = 1e3
-"""Length-scales from the middle of all rows to those whose distances are differences of squared norms, as
-GPyTorch computes them: their squares are then right to some 1e-10 of a squared length-scale, well below the
+"""Distance from the middle of all rows, in length-scales, up to which squared distances are computed from
+squared norms, as GPyTorch does: they are then right to some 1e-10 of a squared length-scale, well below the
 jitter of a Cholesky factor."""
 
 NUMBERS_AT_ONCE = 1 << 24
@@ -22,8 +22,8 @@ NUMBERS_AT_ONCE = 1 << 24
 class BlockSumKernel(Kernel):
     """k(x, z) = sum_i k_i(x[bounds_i], z[bounds_i]).
 
-    Like GPyTorch's sums with ``active_dims``, but a bound may be open-ended, as the sparse block's
-    is. ``bounds`` holds one (start, stop) per kernel.
+    Like GPyTorch's sums with ``active_dims``, but ``stop`` may be None, as for the sparse block. bounds :
+    one (start, stop) per kernel.
     """
 
     asks_for_parts = True
@@ -48,12 +48,12 @@ class BlockSumKernel(Kernel):
 def covariance(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
     """(..., N, M) dense covariance k(x1, x2), differentiable in the kernel's parameters.
 
-    Evaluated at once: GPyTorch would put off sums and products and lose time on small blocks. Rows that
-    are far away cost O(M W) memory and time each, and are right as the others are.
+    Evaluated eagerly: GPyTorch's lazy sums and products lose time on small blocks. Rows that are far away
+    cost O(M W) memory and time each, and are as accurate as the others.
     """
     if isinstance(kernel, AdditiveKernel):
-        # Term by term: GPyTorch's own sum factorises the whole matrix, for nothing and with a
-        # warning where rows repeat, when a term after the first is a LinearKernel.
+        # Term by term: if a term after the first is a LinearKernel, GPyTorch's own sum needlessly
+        # factorises the whole matrix, with a warning where rows repeat.
         terms = (covariance(term, x1, x2) for term in kernel.kernels)
         return functools.reduce(torch.add, terms)
     width = max(x1.shape[-1], x2.shape[-1])
@@ -68,8 +68,8 @@ def covariance(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
 
 
 def _reach(kernel: Kernel) -> float | None:
-    """How far rows may be from their middle; None for kernels that ask for no distance, or bring far rows
-    near before they do (``brings_rows_near``)."""
+    """How far rows may be from their middle for GPyTorch's distances to be accurate; None for kernels that
+    use no distances, or that bring far rows near first (``brings_rows_near``)."""
     near = {id(m) for k in kernel.modules() if getattr(k, "brings_rows_near", False) for m in k.modules()}
     leaves = [
         k
@@ -88,8 +88,8 @@ def _is_wide(x1: Tensor, x2: Tensor, reach: float) -> bool:
 
 
 def _wide_covariance(kernel: Kernel, x1: Tensor, x2: Tensor, reach: float) -> Tensor:
-    """(N, M) for rows of which some are so far away that the squares of their norms would swallow all
-    other distances: theirs are computed by differences."""
+    """(N, M) covariance of rows, some of which are so far away that their squared norms would swallow all
+    other distances: the distances of these rows are computed from differences."""
     middle = x2.median(0).values
     near1, near2 = ((x - middle).norm(dim=-1) <= reach for x in (x1, x2))
     found = x1.new_empty((len(x1), len(x2)))
@@ -102,7 +102,7 @@ def _wide_covariance(kernel: Kernel, x1: Tensor, x2: Tensor, reach: float) -> Te
 
 
 def _by_differences(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
-    """(N, M), one by one: GPyTorch's diagonals take the difference of two rows."""
+    """(N, M) covariance, pair by pair: for its diagonals, GPyTorch takes the differences of rows."""
     if not (x1.numel() and x2.numel()):
         return x1.new_empty((len(x1), len(x2)))
     both = (

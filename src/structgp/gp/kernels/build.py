@@ -1,4 +1,4 @@
-"""From names or GPyTorch kernels to the kernel over whole rows."""
+"""Builds the kernel over whole rows from names or GPyTorch kernels."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def build_kernel(
 
     Parameters
     ----------
-    choice : 'relevance', 'linear' or 'rbf' for every block, 'template' or 'template-product' for the
-        categorical one, for the dense one also the other names of ``gp.kernels.dense``, a GPyTorch kernel
-        where there is one block, or a dict that maps block kinds ('categorical', 'sparse', 'dense') to any
-        of these.
-    rows : (N, W) rows of the data, from which length-scales take their start.
-    amplitude : prior variance of a latent value under kernels chosen by name, shared out equally over
-        the blocks; None gives every active feature a weight of variance 1, as a linear CRF's
-        regulariser does: P for P templates, the mean squared norm of sparse rows, 10 for dense ones. A
-        kernel passed as an object keeps its own scale.
-    as_weights : whether the kernel is to be a prior on the weights of features, dense ones too.
+    choice : 'relevance', 'linear' or 'rbf' for every block; 'template' or 'template-product' for the
+        categorical block; for the dense block, also the other names of ``gp.kernels.dense``; a GPyTorch
+        kernel if there is only one block; or a dict that maps block kinds ('categorical', 'sparse',
+        'dense') to any of these.
+    rows : (N, W) rows of the data, from which the first length-scales are taken.
+    amplitude : prior variance of a latent value under kernels chosen by name, divided equally among the
+        blocks. With None, every active feature gets a weight of variance 1, as under a linear CRF's
+        regulariser: the amplitude is then P for P templates, the mean squared norm of sparse rows, 10 for
+        dense ones. A kernel passed as an object keeps its own scale.
+    as_weights : True if the kernel is to be a prior on the weights of features, including dense ones.
     """
     kinds = [block.kind for block in blocks]
     if isinstance(choice, Kernel):
@@ -81,15 +81,15 @@ def build_kernel(
 
 
 def _is_dense(choice: str | Kernel, as_weights: bool) -> bool:
-    """Whether a DenseKernel stands for the choice: for every one as weights, else for names that no kernel
-    of GPyTorch stands for."""
+    """True if a DenseKernel is to be made for the choice: for every choice under ``as_weights``, otherwise
+    only for names without a kernel of GPyTorch."""
     if isinstance(choice, Kernel):
         return as_weights and not isinstance(choice, DenseKernel)
     return choice in BY_NAME and (as_weights or ("dense", choice) not in _BY_NAME)
 
 
 def _check_on(kernel: Kernel, rows: Tensor) -> None:
-    """One trial on two rows, so that a kernel that does not fit the data says so before the work."""
+    """Tries the kernel on two rows, so that one that does not fit the data is refused before the work."""
     two = rows[[0, -1]]
     try:
         with torch.no_grad():
@@ -108,7 +108,7 @@ def _check_on(kernel: Kernel, rows: Tensor) -> None:
 
 
 def _check_kind(kernel: Kernel, block: Block) -> None:
-    """Categorical and sparse rows hold ids: only kernels that know it may see them."""
+    """Categorical and sparse rows hold ids: only kernels made for ids may be used on them."""
     ours = {
         "categorical": (TemplateKernel, RelevanceKernel),
         "sparse": (SparseLinearKernel, SparseRBFKernel, RelevanceKernel),
@@ -154,8 +154,8 @@ def _block_kernel(choice: str | Kernel, block: Block, rows: Tensor, amplitude: f
 
 
 USUAL_SQUARES = 1e-2, 1e4
-"""Squared length of a sparse row, on average, for which weights of variance 1 are a start that a fit finds
-its way from, whatever the scale: it moves by a factor of 4 per round. Rows that are shorter or longer start
+"""Range of the mean squared length of sparse rows in which a fit starts with weights of variance 1:
+whatever the best scale, a fit finds it from there, by a factor of 4 per round. Shorter or longer rows start
 with scores of variance 1. Not chosen on data."""
 
 
@@ -177,17 +177,17 @@ def relevance_kernel(
     amplitude: float | None,
     n_tokens: int = 1,
 ) -> Kernel:
-    """The one that 'relevance' stands for on a block with so many values of each template, or so many
+    """The kernel that 'relevance' stands for on a block with ``sizes`` values of each template, or so many
     sparse features.
 
-    counts : how often each value of each template came, among ``n_tokens``; None for sparse features.
-    square : of a row, its squared values summed up, on average. amplitude : as of ``build_kernel``.
+    counts : how often each value of each template occurs among ``n_tokens``; None for sparse features.
+    square : mean over rows of the sum of squared values. amplitude : as in ``build_kernel``.
     """
     made = RelevanceKernel(sizes, sparse=counts is None, rare=counts is not None)
     if counts is not None:
         often = torch.cat(list(counts))
         made.seldom.copy_(often <= SELDOM)
-        # That a value is seldom is a feature too.
+        # Being a seldom value is a feature too.
         square += float(often[made.seldom].sum()) / max(1, n_tokens)
     if amplitude is not None:
         share = amplitude / (1 + square)
@@ -207,8 +207,8 @@ def _unit_weights(block: Block, rows: Tensor) -> float:
 
 
 def kernel_scales(kernel: Kernel, blocks: Sequence[Block]) -> dict[str, float]:
-    """What each group of features weighs, where the kernel has a scale for it: by template, by kind for
-    features that have none."""
+    """Prior variance of the weights of each group of features, if the kernel has a scale for it: keyed by
+    template, or by kind for features without templates."""
     factor = 1.0
     if isinstance(kernel, ScaleKernel) and isinstance(kernel.base_kernel, BlockSumKernel):
         factor, kernel = float(kernel.outputscale.detach()), kernel.base_kernel
@@ -217,7 +217,7 @@ def kernel_scales(kernel: Kernel, blocks: Sequence[Block]) -> dict[str, float]:
     for part, block in zip(parts, blocks, strict=True):
         if isinstance(part, RelevanceKernel):
             *scales, constant = (factor * scale for scale in part.log_scale.detach().exp().tolist())
-            # Two kinds of features have two constants, which add up.
+            # Each kind of features has a constant of its own: they add up.
             constant += found.pop("label frequency", 0.0)
             found |= zip(block.names or (block.kind,), scales, strict=True)
             found["label frequency"] = constant
@@ -233,7 +233,7 @@ def kernel_scales(kernel: Kernel, blocks: Sequence[Block]) -> dict[str, float]:
 
 
 def rescale(kernel: Kernel, factor: float) -> Kernel:
-    """``factor`` times the kernel: its outermost scale changed, or one put around it."""
+    """``factor`` times the kernel: its outermost scale is changed, or one is put around it."""
     if not isinstance(kernel, ScaleKernel):
         kernel = ScaleKernel(kernel).double()
         kernel.outputscale = 1.0

@@ -3,7 +3,7 @@
     k(x, z) = s_0 + s_1 x~ . z~ / D + s_2 k_smooth(x~ / l, z~ / l)
 
 x~ : the D columns that are not constant, centred and brought to comparable sizes; l : one length-scale, or
-one per column. The features are the constant, the columns themselves, and of the smooth part its Nystrom
+one per column. The features are the constant, the columns themselves, and, for the smooth part, its Nystrom
 features k(x, Z) L_zz^-T at inducing inputs Z, which leave some of its variance open."""
 
 from __future__ import annotations
@@ -28,48 +28,50 @@ BY_NAME: dict[str, tuple[type[Kernel] | None, bool, bool]] = {
     "linear+rbf-ard": (RBFKernel, True, True),
     "linear+matern": (MaternKernel, True, False),
 }
-"""What names stand for: the smooth part, whether there is a linear part, one length-scale per column."""
+"""For each name: the class of the smooth part, whether there is a linear part, and whether there is one
+length-scale per column."""
 
 START_VARIANCE = 10.0
-"""Prior variance of a score before anything is learned. Where learning ends does not depend on it."""
+"""Prior variance of a score before anything is learned. The result of learning does not depend on it."""
 
 SOME = 500
-"""Rows whose distances tell the length-scale to start from."""
+"""Number of rows whose distances give the first length-scale."""
 
 FARTHEST = 30.0
-"""Standard deviations from its mean at which a value counts as no farther: one broken value must not drown
-all others in rounding."""
+"""Number of standard deviations from the mean of its column to which a value is clipped: one broken value
+must not drown all others in rounding."""
 
 COMPONENTS = ("label frequency", "linear", "smooth")
 
 
 @dataclass(frozen=True)
 class DenseFeatures:
-    """Of rows: values (..., F), whose weights are standard normal a priori, and left (...), the variance of
-    the smooth part that they leave open."""
+    """Features of rows: values (..., F), whose weights are standard normal a priori, and left (...), the
+    variance of the smooth part that they leave open."""
 
     values: Tensor
     left: Tensor
 
 
 class DenseKernel(Kernel):
-    """smooth : the smooth part, None for none. linear : whether the columns themselves are features. ard :
-    one length-scale per column. standardised : whether columns are centred and scaled and l is learned;
-    False for a smooth part of the user's own, which knows its columns and has its own length-scales.
-    whole : whether the features are the Nystrom features of the whole kernel, for fewer tokens than
-    columns.
+    """smooth : the smooth part, None for none. linear : True if the columns themselves are features. ard :
+    True for one length-scale per column. standardised : True if columns are centred and scaled and l is
+    learned; False for a smooth part of the user's own, which knows its columns and has its own
+    length-scales. whole : True if the features are the Nystrom features of the whole kernel, for data with
+    fewer tokens than columns.
 
-    Parameters ``log_scale`` (3,), of ``COMPONENTS``; ``log_length`` (1,) or (D,); ``evenness`` (), how far
-    columns are brought to the same size: 1 divides each by its standard deviation, 0 all by the same
-    number. Buffers ``centre`` and ``sd`` (D,), mean and standard deviation of the columns; ``inducing``
-    (M, D), Z, as rows are. ``component`` : (F,), which of the components each feature belongs to."""
+    Parameters ``log_scale`` (3,), one per entry of ``COMPONENTS``; ``log_length`` (1,) or (D,);
+    ``evenness`` (), how far columns are brought to the same size: 1 divides each by its standard deviation,
+    0 all by the same number. Buffers ``centre`` and ``sd`` (D,), mean and standard deviation of the
+    columns; ``inducing`` (M, D), Z, unscaled like rows. ``component`` : (F,), the index of the component
+    that each feature belongs to."""
 
     has_lengthscale = False
     brings_rows_near = True
-    """What its smooth part is asked for are distances of scaled rows, not of rows."""
+    """Distances are taken by the smooth part only, between scaled rows, not between the rows given."""
 
     frozen: frozenset[int] | set[int] = frozenset()
-    """Parameters of the user's own smooth part that are to stay."""
+    """Ids of those parameters of the user's own smooth part that are to stay."""
 
     centre: Tensor
     sd: Tensor
@@ -135,22 +137,22 @@ class DenseKernel(Kernel):
 
     @property
     def feature_varies(self) -> Tensor:
-        """(F,) False for the features that constant columns are."""
+        """(F,) False for the features that are constant columns."""
         there = torch.ones(self.n_features, dtype=torch.bool, device=self.sd.device)
         if self.linear and not self.whole:
             there[1 : 1 + self.n_columns] = self.sd > 0
         return there
 
     def free_parameters(self) -> list[torch.nn.Parameter]:
-        """Those to be learned: scales, length-scales, evenness; of a smooth part of the user's own, its own
-        in their place."""
+        """The parameters to be learned: scales, evenness and length-scales; for a smooth part of the user's
+        own, its own parameters in place of the last two."""
         if not self.standardised and self.smooth is not None:
             return [self.log_scale, *(p for p in self.smooth.parameters() if id(p) not in self.frozen)]
         return [self.log_scale, self.evenness, *([] if self.smooth is None else [self.log_length])]
 
     @property
     def has_nystrom(self) -> bool:
-        """Whether some of the features depend on inducing inputs."""
+        """True if some of the features depend on inducing inputs."""
         return self.whole or self.smooth is not None
 
     def place(self, inducing: Tensor) -> None:
@@ -164,10 +166,10 @@ class DenseKernel(Kernel):
         self.register_buffer("component", component, persistent=False)
 
     def standardise(self, rows: Tensor) -> None:
-        """Takes centre and size of the columns from rows (N, D)."""
+        """Takes centre and standard deviation of the columns from rows (N, D)."""
         self.centre.copy_(rows.mean(0))
         size = rows.std(0, correction=0)
-        # Rounding leaves a constant column of large numbers a tiny standard deviation.
+        # Rounding gives a constant column of large numbers a tiny standard deviation.
         self.sd.copy_(torch.where(size > 1e-12 * rows.abs().amax(0), size, 0))
 
     def scaled(self, x: Tensor) -> Tensor:
@@ -180,7 +182,7 @@ class DenseKernel(Kernel):
         return away * size / self.units()
 
     def units(self) -> Tensor:
-        """(D,) what the columns are divided by, 1 for constant ones."""
+        """(D,) the numbers by which the columns are divided, 1 for constant ones."""
         there = self.sd > 0
         size = torch.where(there, self.sd, 1)
         mean = (self.sd.square().sum() / there.sum().clamp(min=1)).sqrt().clamp(min=1e-300)
@@ -188,16 +190,16 @@ class DenseKernel(Kernel):
         return torch.where(there, size**even * mean ** (1 - even), 1)
 
     def lengths(self) -> Tensor | None:
-        """(D,) length-scales in the units of the columns, infinite for constant ones. None without a smooth
-        part, and where that is the user's own."""
+        """(D,) length-scales in the units of the columns, infinite for constant ones. None if there is no
+        smooth part, or if that is the user's own."""
         if self.smooth is None or not self.standardised:
             return None
         with torch.no_grad():
             return torch.where(self.sd > 0, self.log_length.exp() * self.units(), torch.inf)
 
     def typical_lengths(self) -> float | list[float | None] | None:
-        """``lengths`` for people to read: one number, the geometric mean over columns, where all share one
-        after scaling; else a list, with None for constant columns."""
+        """``lengths`` for people to read: if all columns share one length-scale after scaling, one number,
+        the geometric mean over columns; else a list, with None for constant columns."""
         lengths = self.lengths()
         if lengths is None or not lengths.isfinite().any():
             return None
@@ -210,14 +212,14 @@ class DenseKernel(Kernel):
         return self.forward(rows, rows, diag=True).detach().mean()
 
     def prior_factor(self) -> Tensor:
-        """(M, M) lower factor of the covariance at the inducing inputs, of the smooth part or of the whole
-        kernel."""
+        """(M, M) lower factor of the covariance of the smooth part, or of the whole kernel, at the inducing
+        inputs."""
         if not self.has_nystrom:
             return self.log_scale.new_zeros(0, 0)
         return cholesky(self._nystrom_part(self.inducing, self.inducing))
 
     def _nystrom_part(self, x: Tensor, z: Tensor) -> Tensor:
-        """(N, M) covariance of what has Nystrom features."""
+        """(N, M) covariance of the part with Nystrom features."""
         if self.whole:
             return covariance(self, x, z)
         assert self.smooth is not None
@@ -226,14 +228,14 @@ class DenseKernel(Kernel):
         )
 
     def nystrom_variance(self, x: Tensor) -> Tensor:
-        """(N,) prior variance of what has Nystrom features."""
+        """(N,) prior variance of the part with Nystrom features."""
         if self.whole:
             return variance(self, x)
         assert self.smooth is not None
         return self.log_scale[2].exp() * variance(self.smooth, self.smooth_inputs(x))
 
     def features(self, x: Tensor, factor: Tensor) -> DenseFeatures:
-        """Of rows x (N, D). factor : ``prior_factor()``. Cost O(N M (D + M))."""
+        """Features of rows x (N, D). factor : ``prior_factor()``. Cost O(N M (D + M))."""
         root, parts, left = (0.5 * self.log_scale).exp(), [], x.new_zeros(len(x))
         if not self.whole:
             parts.append(root[0].expand(len(x), 1))
@@ -246,7 +248,7 @@ class DenseKernel(Kernel):
         return DenseFeatures(torch.cat(parts, -1), left)
 
     def smooth_inputs(self, x: Tensor) -> Tensor:
-        """(..., D) what the smooth part sees of rows x."""
+        """(..., D) rows x as the smooth part sees them: scaled and divided by the length-scales."""
         return self.scaled(x) / self.log_length.exp()
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **_: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Kernels <-> JSON plus named tensors, so that a model file needs no pickle.
+"""Turns kernels into JSON plus named tensors and back, so that a model file needs no pickle.
 
 A kernel is described by its class, the constructor arguments that can be read off it, and its
 children; its parameters travel as a ``state_dict``. Only classes of ``gpytorch.kernels`` and
@@ -32,7 +32,7 @@ _SCALARS = (bool, int, float, str, type(None))
 def describe(kernel: Kernel) -> dict[str, Any]:
     """JSON description of ``kernel``; InputError if it could not be rebuilt from that."""
     if not _comes_back(kernel):
-        # The last in this order has no part that is at fault.
+        # The last kernel at fault in this order contains no other one.
         *_, odd = (part for part in (kernel, *kernel.sub_kernels()) if not _comes_back(part))
         raise InputError(
             "kernel",
@@ -43,7 +43,7 @@ def describe(kernel: Kernel) -> dict[str, Any]:
 
 
 def _comes_back(kernel: Kernel) -> bool:
-    """Whether the kernel can be rebuilt from its description and its state."""
+    """True if the kernel can be rebuilt from its description and its state."""
     try:
         copy = rebuild(_describe(kernel))
         copy.load_state_dict(kernel.state_dict())
@@ -53,7 +53,7 @@ def _comes_back(kernel: Kernel) -> bool:
 
 
 def rebuild(description: Mapping[str, Any]) -> Kernel:
-    """The kernel of a description, with fresh parameters."""
+    """The kernel that a description stands for, with fresh parameters."""
     known = _known_classes()
     if description["class"] not in known:
         raise InputError("kernel", f"unknown kernel {description['class']!r}", "update structgp")
@@ -64,8 +64,8 @@ def rebuild(description: Mapping[str, Any]) -> Kernel:
 
 
 def _same_code(copy: Kernel, kernel: Kernel) -> bool:
-    """Whether equal parameters make them equal functions: the same classes inside and, since a
-    constraint is not part of a description, the same ways from raw parameters to real ones."""
+    """True if equal parameters make the two kernels equal functions: they contain the same classes and,
+    since constraints are not part of a description, the same transforms of raw parameters."""
     return _describe(copy) == _describe(kernel) and _code(copy) == _code(kernel)
 
 

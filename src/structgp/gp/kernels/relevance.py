@@ -1,4 +1,4 @@
-"""The linear kernel with a relevance of its own for every feature, in groups.
+"""The linear kernel on groups of features, with a relevance for each feature.
 
     k(x, z) = b + sum_d s_g(d) r_d x_d z_d
 
@@ -6,12 +6,12 @@ s_g : the scale of a group of features (a template), r_d : the relevance of one 
 label frequencies. As a prior on weights, feature d has variance s r_d; under r_d ~ inverse-gamma(nu / 2,
 nu / 2) a feature's weights are multivariate Student-t: most features say little, some say much.
 
-That a value is seldom seen is a feature too: of names, of new words, of typing errors. It is all that is
-known of a value that was never seen.
+Being a seldom value is a feature too, which names, new words and typing errors share. For a value that was
+never seen it is the only known feature.
 
 Such a kernel is a prior on weights, f(x) = sum_d x_d beta_d with beta_d ~ N(0, w_d). Where every part of
-a kernel is a ``RelevanceKernel``, its M weights are the features of each part and its constant, part
-after part."""
+a kernel is a ``RelevanceKernel``, its M weights are, part after part, those of the part's features and of
+its constant."""
 
 from __future__ import annotations
 
@@ -29,22 +29,23 @@ from structgp.gp.kernels.sparse import inner_product, pack, row_products, unpack
 from structgp.gp.kernels.template import MISSING
 
 SELDOM = 2
-"""Times that a value is seen at most to be rare."""
+"""Largest number of occurrences of a value that counts as rare."""
 
 
 LIGHT_TAILS, HEAVY_TAILS = 8.0, 2.0
-"""Degrees of freedom nu of the Student-t prior of a feature's weights: with templates, whose scales tell
-good features from bad ones; and where all features are one group, so that nothing else does (there
-cross-validation chooses between the two). With templates, 4 and 15 predicted left-out TRAINING sequences of
-six tasks about equally well, and better than 1.2 and infinity; in one group, 1.2 and 2.5 those of two tasks
-better than 4, 8 and 30."""
+"""Degrees of freedom nu of the Student-t prior of a feature's weights. The first is for templates, whose
+scales tell good features from bad ones; the second for features that are all in one group, where nothing
+else does (there cross-validation chooses between the two). With templates, 4 and 15 predicted held-out
+TRAINING sequences of six tasks about equally well, and better than 1.2 and infinity; in one group, 1.2 and
+2.5 predicted those of two tasks better than 4, 8 and 30."""
 
 
 @dataclass(frozen=True)
 class ActiveFeatures:
-    """What rows (..., W) hold, A features each: place (..., A), which of the M weights, -1 for a feature
-    that was never seen; value (..., A), 0 where there is none; name (..., A), a number that tells
-    features apart, seen or not; unseen (..., A), prior variance of the weight where place is -1."""
+    """The A features of each of the rows (..., W). place : (..., A) index among the M weights, -1 for a
+    feature that was never seen. value : (..., A) value, 0 where there is no feature. name : (..., A) a
+    number that identifies the feature, seen or not. unseen : (..., A) prior variance of the weight where
+    place is -1."""
 
     place: Tensor
     value: Tensor
@@ -56,12 +57,12 @@ class RelevanceKernel(Kernel):
     """Rows are P value ids (``sizes`` has P entries: how many values of each template are known), or
     with ``sparse`` packed pairs of feature id and value (``sizes`` has one entry).
 
-    Parameters ``log_scale`` (G + 1,), the last is the bias's; ``log_relevance`` (D,), of the known
-    features, group after group. A feature that was never seen has relevance 1: what its group has taught of
-    features. With ``rare``, each template has one feature more, behind all others: to be among the values
-    that the buffer ``seldom`` marks, or unknown. ``group`` : (D + 1,), which scale each feature and the
-    constant have; ``tails`` : degrees of freedom of the relevances' prior. Cost of n x m values with A
-    active features per row: O(n m A).
+    Parameters ``log_scale`` (G + 1,), the last of which is that of the bias; ``log_relevance`` (D,), those
+    of the known features, group after group. A feature that was never seen has relevance 1, so that only
+    the scale of its group counts. With ``rare``, each template has one further feature, placed after all
+    others: being among the values that the buffer ``seldom`` marks, or unknown. ``group`` : (D + 1,), the
+    index of the scale of each feature and of the constant. ``tails`` : degrees of freedom of the
+    relevances' prior. Cost of n x m values with A active features per row: O(n m A).
     """
 
     seldom: Tensor
@@ -95,7 +96,7 @@ class RelevanceKernel(Kernel):
         self.register_parameter("log_relevance", torch.nn.Parameter(torch.zeros(len(group) - 1)))
 
     def active(self, x: Tensor) -> ActiveFeatures:
-        """What rows hold. Names are below 0 where there is no feature; ``unseen`` is (A,)."""
+        """The features of rows x. Names are negative where there is no feature; ``unseen`` is (A,)."""
         scale = self.log_scale[:-1].exp()
         if self.sparse:
             ids, values = unpack(x)
@@ -107,7 +108,7 @@ class RelevanceKernel(Kernel):
         sizes = torch.tensor(self.sizes, dtype=x.dtype, device=x.device)
         there, slot = x != MISSING, torch.arange(P, device=x.device)
         place = torch.where(there & (x < sizes), x + sizes.cumsum(0) - sizes, -1.0).long()
-        # The first P names are for being rare.
+        # The first P names are those of the features of being rare.
         name = torch.where(there, (x.long() + 1) * P + slot, -1)
         if self.rare:
             rare = there & torch.where(place >= 0, self.seldom[place.clamp(min=0)], True)
@@ -134,14 +135,14 @@ class RelevanceKernel(Kernel):
 
 
 def has_weights(kernel: Kernel) -> bool:
-    """Whether all of the kernel is linear in features that can be told apart."""
+    """True if the whole kernel is linear in features that can be listed."""
     if isinstance(kernel, BlockSumKernel):
         return all(isinstance(part, RelevanceKernel) for part in kernel.kernels)
     return isinstance(kernel, RelevanceKernel)
 
 
 def weight_parts(kernel: Kernel) -> Iterator[tuple[RelevanceKernel, slice, slice]]:
-    """Each part, its columns of a row, and its place among the M weights: features, then constant."""
+    """Each part, its columns of a row, and its slice of the M weights: features, then constant."""
     if isinstance(kernel, BlockSumKernel):
         parts = list(zip(kernel.kernels, kernel.bounds, strict=True))
     else:
@@ -161,7 +162,7 @@ def weight_variances(kernel: Kernel) -> Tensor:
 
 
 def active_features(kernel: Kernel, x: Tensor) -> ActiveFeatures:
-    """Of rows x (..., W). Cost O(N W)."""
+    """The active features of rows x (..., W). Cost O(N W)."""
     places, values, names, unseen = [], [], [], []
     parts = list(weight_parts(kernel))
     for i, (part, columns, span) in enumerate(parts):
@@ -170,7 +171,7 @@ def active_features(kernel: Kernel, x: Tensor) -> ActiveFeatures:
         constant = (span.stop - 1) * one.long()
         places += [torch.where(found.place >= 0, found.place + span.start, -1), constant]
         values += [found.value, one]
-        # Names of one part never meet those of another; where there is no feature, its value is 0.
+        # Names of different parts never coincide. Where there is no feature, the value is 0.
         names += [(found.name + 1) * len(parts) + i, i * torch.ones_like(constant)]
         unseen += [found.unseen.expand_as(found.value), torch.zeros_like(one)]
     return ActiveFeatures(*(torch.cat(found, -1) for found in (places, values, names, unseen)))
@@ -179,11 +180,11 @@ def active_features(kernel: Kernel, x: Tensor) -> ActiveFeatures:
 def grown(
     kernel: Kernel, sizes: Sequence[Sequence[int]], rows: Tensor, moved: Tensor | None = None
 ) -> tuple[Kernel, Tensor]:
-    """The kernel with ``sizes`` values in each template of each part, and where each of the M old weights
-    is among the new ones, (M,).
+    """The kernel grown to ``sizes`` values in each template of each part, and (M,) the index of each old
+    weight among the new ones.
 
-    New features have relevance 1; whether a value is seldom is told by rows (N, W), of the new data.
-    ``moved`` : (D,), new ids of the sparse features, where they have not stayed.
+    New features have relevance 1. Whether a value is seldom is decided from the rows (N, W) of the new
+    data; common values stay common. moved : (D,) new ids of the sparse features, if they have changed.
     """
     made, places, before = [], [], 0
     for (part, columns, _), now in zip(weight_parts(kernel), sizes, strict=True):
@@ -207,7 +208,8 @@ def grown(
 
 
 def _places(old: RelevanceKernel, new: RelevanceKernel, moved: Tensor | None) -> Tensor:
-    """(D + 1,) of features, group after group, then those of being rare, then the constant."""
+    """(D + 1,) new indices of the old weights: features, group after group, then those of being rare, then
+    the constant."""
     D = len(new.log_relevance)
     if old.sparse and moved is not None:
         return torch.cat([moved, torch.tensor([D])])

@@ -1,4 +1,4 @@
-"""Kernels on sparse rows: linear (cosine) and RBF, never a dense N x D matrix.
+"""Kernels on sparse rows: linear (cosine) and RBF, without ever making a dense N x D matrix.
 
 A sparse row of at most A active features is stored as A pairs (feature id, value), side by side;
 unused pairs are (-1, 0), so a row may be made wider at will. See :func:`pack`.
@@ -29,20 +29,21 @@ def unpack(x: Tensor) -> tuple[Tensor, Tensor]:
 def inner_product(x1: Tensor, x2: Tensor) -> Tensor:
     """(..., N, M) inner products of packed sparse rows.
 
-    Two matrices: sparse-dense products with some rows of x2 at a time, O(N A M) time and, besides
+    For two matrices, sparse-dense products with some rows of x2 at a time: O(N A M) time and, besides
     the result, the memory of those rows spread out over the features that occur in them. Batches
-    (the T x T blocks of sequences): one by one, both spread out over the features of the sequence.
+    (the T x T blocks of sequences) are taken one by one, both sides spread out over the features of the
+    sequence.
     """
     if x1.dim() == 2 and x2.dim() == 2:
         return torch.cat([_matrix_product(x1, rows) for rows in x2.split(_ROWS_AT_ONCE)], 1)
-    shape = np.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])  # torch's imports a computer algebra system
+    shape = np.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])  # torch's version imports sympy
     left, right = (x.expand(*shape, *x.shape[-2:]).flatten(0, -3) for x in (x1, x2))
     blocks = [_small_product(a, b) for a, b in zip(left, right, strict=True)]
     return torch.stack(blocks).reshape(*shape, x1.shape[-2], x2.shape[-2])
 
 
 def _small_product(x1: Tensor, x2: Tensor) -> Tensor:
-    """(N, M), through dense (N, F) and (M, F) matrices of the F features that occur."""
+    """(N, M) inner products, through dense (N, F) and (M, F) matrices of the F features that occur."""
     ids = [unpack(x)[0].contiguous() for x in (x1, x2)]
     features = torch.unique(torch.cat([i.flatten() for i in ids]))
     left, right = (_spread_out(i, unpack(x)[1], features) for i, x in zip(ids, (x1, x2), strict=True))
@@ -50,7 +51,7 @@ def _small_product(x1: Tensor, x2: Tensor) -> Tensor:
 
 
 def _spread_out(ids: Tensor, values: Tensor, features: Tensor) -> Tensor:
-    """(N, F) dense, from (N, A) ids, all of which are among the (F,) sorted features."""
+    """(N, F) dense matrix from (N, A) ids, all of which are among the (F,) sorted features."""
     row = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
     place = row, torch.searchsorted(features, ids)
     dense = values.new_zeros((len(ids), len(features)))
@@ -81,7 +82,7 @@ def _as_sparse(ids: Tensor, values: Tensor, features: Tensor) -> Tensor:
 class SparseLinearKernel(Kernel):
     """k = <x, z> / (|x| |z|): the linear kernel, normalised so that k(x, x) = 1.
 
-    A row without active features has k(x, .) = 0: the model knows nothing of it. With
+    A row without active features has k(x, .) = 0: the model knows nothing about it. With
     ``normalize=False`` it is the plain inner product, the kernel of a linear CRF.
     """
 
@@ -132,7 +133,7 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def row_products(x1: Tensor, x2: Tensor) -> Tensor:
-    """(..., N) inner products of packed rows, one by one. Cost O(N A^2)."""
+    """(..., N) inner products of corresponding packed rows. Cost O(N A^2)."""
     (ids1, values1), (ids2, values2) = unpack(x1), unpack(x2)
     same = (ids1[..., :, None] == ids2[..., None, :]) & (ids1[..., :, None] >= 0)
     return (same * values1[..., :, None] * values2[..., None, :]).sum((-1, -2))

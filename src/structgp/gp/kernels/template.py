@@ -1,4 +1,4 @@
-"""Kernel on categorical columns: how far two tokens agree, template by template."""
+"""Kernel on categorical columns that measures how far two tokens agree, template by template."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 MISSING = -1.0
-"""Id of 'no value here'; it agrees with nothing, itself included."""
+"""Id of 'no value here'. It agrees with nothing, not even with itself."""
 
 
 class TemplateKernel(Kernel):
-    """One non-negative weight a template; normalised, so that k(x, x) = 1.
+    """Agreement of two tokens, with one non-negative weight per template; normalised, so that k(x, x) = 1
+    if no value is missing.
 
     Rows hold the P value ids of a token. With a_p(x, z) = [x_p = z_p]:
 
-    * ``additive``: k = sum_p w_p a_p / sum_p w_p: a linear kernel on one-hot features, one
-      relevance weight a template;
-    * ``product``: k = exp(-sum_p w_p (1 - a_p)): tokens must agree in everything that weighs.
+    * ``additive``: k = sum_p w_p a_p / sum_p w_p: a linear kernel on one-hot features, with one
+      relevance weight per template;
+    * ``product``: k = exp(-sum_p w_p (1 - a_p)): tokens must agree in every template with a large weight.
 
     Put a ``ScaleKernel`` around it for the amplitude. Cost O(N M P) time, O(N M) memory, however
     many distinct values there are; the backward pass compares again instead of keeping P matrices.
@@ -76,12 +77,14 @@ class TemplateKernel(Kernel):
 
 
 MOST_TEMPLATES, MOST_COMPARED = 62, 1 << 22
-"""Bits of a number; and pairs of rows whose patterns are kept: 32 MB."""
+"""Most templates whose agreement fits into the bits of one number, and most pairs of rows whose patterns
+are kept (32 MB)."""
 
 
 class Patterns:
-    """In which templates rows agree, pair by pair: there are far fewer patterns than pairs, and sums over
-    templates are needed once a pattern. number : (N, M) of the pattern of each pair; agree : (U, P)."""
+    """The pattern of each pair of rows: the templates in which they agree. There are far fewer patterns
+    than pairs, and sums over templates are needed only once per pattern. number : (N, M) index of each
+    pair's pattern. agree : (U, P) the patterns, 1 where rows agree."""
 
     def __init__(self, x1: Tensor, x2: Tensor) -> None:
         P = x1.shape[-1]
@@ -98,8 +101,8 @@ _kept: ContextVar[list[Patterns] | None] = ContextVar("patterns", default=None)
 
 @contextmanager
 def keeping_patterns() -> Iterator[None]:
-    """Within it, the patterns of the last rows are kept, and the kernel under other weights is a hundredth
-    of the work: for searches over weights."""
+    """Keeps the patterns of the last rows while this context is open, so that the kernel under other
+    weights takes a hundredth of the work. For searches over weights."""
     token = _kept.set([])
     try:
         yield
@@ -108,7 +111,7 @@ def keeping_patterns() -> Iterator[None]:
 
 
 def _patterns(x1: Tensor, x2: Tensor) -> Patterns | None:
-    """Those of two sets of rows, where they are kept."""
+    """The patterns of two sets of rows; None where they are not kept."""
     kept = _kept.get()
     if kept is None or x1.dim() > 2 or x2.dim() > 2 or x1.shape[1] > MOST_TEMPLATES:
         return None
@@ -147,6 +150,6 @@ class _Agreement(torch.autograd.Function):
 
 
 def _agree(x1: Tensor, x2: Tensor, p: int) -> Tensor:
-    # A missing value on the left is replaced by one that occurs nowhere.
+    # A missing value on the left is replaced by NaN, which equals nothing.
     left = x1[..., p].masked_fill(x1[..., p] == MISSING, float("nan"))
     return left[..., :, None] == x2[..., None, :, p]
