@@ -23,7 +23,7 @@ from structgp.structures.opaque.user_function import Caller, name_of, one_table,
 Array = NDArray[Any]
 
 CHUNKS_PER_WORKER = 4
-"""Chunks of sequences per worker. Sequences differ in length: who finishes early takes another."""
+"""Chunks per worker. Sequences differ in length: a worker that finishes early can take another chunk."""
 
 
 class BlackBox(Structure):

@@ -51,7 +51,7 @@ class Pool:
 
     @property
     def is_possible(self) -> bool:
-        """True if at least one labelling is possible under every draw."""
+        """True if every draw has a labelling that is possible."""
         return bool((self.values > -torch.inf).any(1).all())
 
     @property

@@ -3,8 +3,8 @@
 A message has one entry per label and age of the span that the label is in: with e[t, v] the sum over
 labellings of positions up to t whose last span ends at t, with label v,
 
-    a[t, v, 1]     = f[t, v] + sum_i e[t-1, i] g[i, v]                  if a span ends between i and v
-    a[t, v, l + 1] = f[t, v] + sum_i a[t-1, i, l] g[i, v]               if it goes on
+    a[t, v, 1]     = f[t, v] + sum_i e[t-1, i] g[i, v]                  with a boundary between i and v
+    a[t, v, l + 1] = f[t, v] + sum_i a[t-1, i, l] g[i, v]               without one
     e[t, v]        = sum_l a[t, v, l] w[t, type of v, l]
 
 where sums and products are those of the semiring, w is the score of a span that ends at t, and ages beyond
