@@ -10,7 +10,8 @@ One recursion, with several representations of its numbers:
 * log space (``Logs``): slower, but correct for any potentials, infinite ones included.
 
 None of them builds an autograd graph of T steps: the gradient of log Z is the marginals, so the backward
-pass IS forward-backward. Transition scores g are one table, (S, V, V), or one per position, (S, B, T-1, V, V).
+pass IS forward-backward. Transition scores g are one table, (S, V, V), or one per position,
+(S, B, T-1, V, V).
 """
 
 from __future__ import annotations
