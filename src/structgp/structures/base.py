@@ -78,7 +78,7 @@ class Structure(ABC):
 
     @property
     def has_spans(self) -> bool:
-        """Whether answers about transitions and spans can be derived."""
+        """True if answers about transitions and spans can be derived."""
         return self.has_walk or self.has_labellings
 
     @abstractmethod

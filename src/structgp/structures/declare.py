@@ -1,4 +1,4 @@
-"""Functions that declare structures beyond the chain as plain data, a ``Spec``. Specs can be added."""
+"""Functions that declare structures beyond the chain, as plain data: a ``Spec``. Specs can be added."""
 
 from __future__ import annotations
 

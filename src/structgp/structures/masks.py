@@ -87,8 +87,8 @@ def keep_known(f: Tensor, y: Tensor, mask: Tensor) -> Tensor:
 
 def shrunk(whole: Tensor, local: Tensor) -> Tensor:
     """The curvature ``whole`` (B, R, T, T) of fully known labels, with rows and columns scaled down so that
-    the diagonal is the one that evidence leaves, ``local`` (B, T, R), not negative. The result is still
-    positive semi-definite."""
+    the diagonal is the curvature under evidence, ``local`` (B, T, R), not negative. It stays positive
+    semi-definite."""
     full = whole.diagonal(dim1=-1, dim2=-2)  # (B, R, T)
     share = torch.where(full > 0, local.mT / full.clamp(min=1e-300), 0).clamp(max=1).sqrt()
     return whole * share[..., :, None] * share[..., None, :]

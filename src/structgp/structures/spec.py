@@ -17,7 +17,7 @@ from structgp.errors import InputError
 RULES = ("node", "next", "same", "parent", "offset", "edge", "tie", "length")
 """How a template finds its tuples: each variable; each token with those before it; tokens that have a
 feature in common; each node with its parent; pixels at a fixed distance; tuples that are given with an
-example; the labels of one token in two layers; whole segments."""
+example; labels in two layers; whole segments."""
 
 LINKS = ("same", "edge")
 """Rules of templates that link distant variables."""
@@ -40,7 +40,7 @@ class Template:
     """One kind of potential.
 
     name : name of the template. labels : number of labels in each tuple. features : names of the features
-    that its scores depend on, beside the constant 1; None for all of them. without : names that
+    that its scores depend on, in addition to the constant 1; None for all of them. without : names that
     ``features=None`` leaves out. rule : how tuples are found (``RULES``), by default as the name says.
     ends : which features a tuple has (``ENDS``). symmetric : True if the order within a tuple does not
     matter. key, where, every : for 'same', the feature that links tokens, the values ((feature, values),

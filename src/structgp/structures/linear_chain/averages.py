@@ -1,7 +1,7 @@
 """Label probabilities of a chain whose scores are Gaussian, from few draws of the rest of a sequence and
 many of each token's own scores.
 
-Given the scores of the other tokens, the scores of token t enter the probabilities of its label as a
+Given the scores of the other tokens, the scores of token t enter the probabilities of its label only as a
 factor:
 
     p(y_t = v | f_t, rest)  is proportional to  exp(f_tv) m_v(rest),

@@ -26,7 +26,7 @@ _reordered = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contra
 def curvature_of(
     node: Tensor, step: Tensor, mask: Tensor, basis: Tensor | None, negligible: float
 ) -> Curvature:
-    """As ``chain_curvature``. Cost O(S B T d V^2 (V + R)) where chains forget within d positions."""
+    """Like ``chain_curvature``. Cost O(S B T d V^2 (V + R)) where chains forget within d positions."""
     S, B, T, V = node.shape
     given = node.contiguous().numpy(), step.contiguous().numpy(), mask.sum(-1).numpy()
     along = np.eye(V) if basis is None else basis.double().contiguous().numpy()

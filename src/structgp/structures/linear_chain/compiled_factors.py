@@ -22,8 +22,8 @@ _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contrac
 
 @_compiled
 def width_of(f: Any, lengths: Any) -> float:
-    """Largest difference between possible scores of one position, of f (S, B, T, V); inf where a position
-    has none."""
+    """Largest difference between scores of one position of f (S, B, T, V), without those of -inf; inf where
+    a position has no other scores."""
     S, B, _, V = f.shape
     found = 0.0
     for s in range(S):

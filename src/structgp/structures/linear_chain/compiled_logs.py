@@ -99,8 +99,8 @@ def pack_in_logs(
     twice (V, V, L) += counts (L,) times the sum over positions of the probabilities of two labels, and of
     their squares.
 
-    factor : (T, V, L) exponentials of what draws add to the mean scores, or if ``is_log`` what they add
-    itself; edge : (V, V, L) what they add to the mean table; mean : (B, T, V) and table : (V, V)."""
+    factor : (T, V, L) exponentials of what draws add to the mean scores, or these amounts themselves if
+    ``is_log``; edge : (V, V, L) what they add to the mean table; mean : (B, T, V) and table : (V, V)."""
     V, own = mean.shape[2], L // len(pack)
     scores, p, moves, back = np.empty((n, V)), np.empty((n, V)), np.empty((V, V)), np.empty((n, V, V))
     sums, squares = np.empty((V, V)), np.empty((V, V))

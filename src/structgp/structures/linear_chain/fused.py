@@ -56,7 +56,8 @@ class Saved:
 
 
 def supports(f: Tensor, g: Tensor, mask: Tensor) -> bool:
-    """Whether f (S, B, T, V), g (S, V, V) and mask (B, T) can be taken here; tables by position cannot."""
+    """True if f (S, B, T, V), g (S, V, V) and mask (B, T) are supported here; tables by position are
+    not."""
     return (
         g.dim() == 3
         and (f.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")

@@ -1,8 +1,8 @@
 """A vectorised exp of numbers up to 0, for compiled loops: that of the C library takes one number per call.
 
-exp(x) = 2^k exp(r) with k the integer next to x / log 2, and |r| <= log(2) / 2: a polynomial. Adding 1.5 *
-2^52 (2^23 in single precision) rounds to an integer and leaves it in the low bits of the sum, from where it
-goes to the exponent of the result. Accurate to 2 units in the last place.
+exp(x) = 2^k exp(r) with k the integer nearest to x / log 2, and |r| <= log(2) / 2, so that a polynomial
+gives exp(r). Adding 1.5 * 2^52 (2^23 in single precision) rounds to an integer and leaves it in the low
+bits of the sum, from where it goes to the exponent of the result. Accurate to 2 units in the last place.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contrac
 @_compiled
 def aligned(n: int, like: Any) -> Any:
     """An array of n numbers that begins where a cache line does, with room behind them for the last block
-    of four rows. like : an array of the same type of numbers."""
+    of four rows. like : an array of the wanted type of numbers."""
     lanes = 64 // like.itemsize
     whole = np.zeros(n + (FOUR + 1) * lanes, like.dtype)
     first = (-(whole.ctypes.data // like.itemsize)) % lanes

@@ -151,8 +151,8 @@ def likely_spans(
 
 
 def widest(x: Tensor, dims: tuple[int, ...], lowest: Tensor | None = None) -> Tensor:
-    """() largest difference between entries of x within ``dims``, with minima taken of ``lowest`` if given;
-    inf where all entries are -inf."""
+    """() largest difference between entries of x within ``dims``, with minima taken from ``lowest`` if
+    given; inf where all entries are -inf."""
     if not x.numel():
         return x.new_zeros(())
     top = x.amax(dims)

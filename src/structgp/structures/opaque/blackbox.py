@@ -89,7 +89,7 @@ class BlackBox(Structure):
 
     @property
     def can_be_sent(self) -> bool:
-        """Whether joblib can send the function to other processes."""
+        """True if joblib can send the function to other processes."""
         from multiprocessing.reduction import ForkingPickler
 
         from joblib import wrap_non_picklable_objects

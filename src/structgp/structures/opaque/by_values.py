@@ -33,19 +33,18 @@ NUMBERS_AT_ONCE = 1 << 22
 """Largest number of latent values that one call of a batched function sees."""
 
 KEPT_NUMBERS = 1 << 24
-"""Numbers that pools kept for the next question about the same sequences may hold at most: 128 MB."""
+"""Most numbers that pools kept for the next question about the same sequences may hold: 128 MB."""
 
 TRIAL_LABELLINGS = 256
 """Largest number of labellings, of up to 3 tokens, that the trial of normalisation enumerates."""
 
 NORMALISED = 1e-4
-"""Largest distance from 0 of the log of the sum over labellings that counts as none: a function may compute
-in single precision."""
+"""Largest absolute log of the sum over labellings that counts as 0: a function may use single precision."""
 
 
 @dataclass
 class _Done:
-    """State that a structure shares with itself given labels. values : number of labellings evaluated so
+    """State that a structure shares with its versions given labels. values : labellings evaluated so
     far."""
 
     values: int = 0
@@ -55,7 +54,7 @@ class _Done:
 
 
 class ByValues(Structure):
-    """Answers for ``inner``, a likelihood with no more than ``log_prob``. ``seed`` : seed for sampling
+    """Answers for ``inner``, a likelihood that only has ``log_prob``. ``seed`` : seed for sampling
     labellings, used anew for every sequence, so that its answer does not depend on what else is asked.
     ``known`` : (B, T) labels that are given, negative where none is.
 
@@ -123,7 +122,7 @@ class ByValues(Structure):
         labels = torch.tensor(list(product(range(n_labels), repeat=T)))
         try:
             totals = self._values(f, g, labels).logsumexp(1)
-        except LikelihoodError:  # there may be labellings that it cannot take, or features that it needs
+        except LikelihoodError:  # it may refuse some labellings, or need features
             return
         self._done.is_normalised = bool((totals.abs() <= NORMALISED).all())
         if not self.is_normalised:

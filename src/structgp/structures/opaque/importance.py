@@ -69,7 +69,8 @@ def sampled(values: Values, f: Tensor, g: Tensor, spec: Spec, generator: torch.G
 
 
 def _flattened(pool: Pool) -> Tensor:
-    """(T, V) marginals of the sample, averaged over draws, under weights that are not too uneven."""
+    """(T, V) marginals of the sample, averaged over draws, with weights flattened until they are not too
+    uneven."""
     assert pool.drawn is not None
     log_p = (pool.values + pool.log_weight).log_softmax(1).nan_to_num(-torch.inf).logsumexp(0)
     # The weight of one draw of each labelling; any power of it is positive, unless it is impossible.

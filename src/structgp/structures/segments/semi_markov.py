@@ -26,7 +26,7 @@ from structgp.structures.semirings import LOG, Semiring
 class SegmentsProgram(Program):
     """``scores`` is (f, g, h) or (f, g, h, segment): f (S, B, T, V); g (S, V, V) or (S, B, T-1, V, V); h
     (S, K, L+1); segment (S, B, T, L, K) of each possible span of up to L tokens, by its first position,
-    length and type. Cost O(S B T V (V + L)) of every answer in usual schemes, times n for the n best."""
+    length and type. Every answer costs O(S B T V (V + L)) in usual schemes, times n for the n best."""
 
     scheme: SpanScheme = field(kw_only=True)
 
