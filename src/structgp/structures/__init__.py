@@ -1,5 +1,5 @@
-"""Structures: templates as plain data, the programs that sum over labellings, and likelihoods p(y | f, g),
-of which the engine sees values only."""
+"""Structures: templates as plain data, the programs that sum over labellings, and opaque likelihoods
+p(y | f, g), of which the engine sees only the values."""
 
 from structgp.structures.base import Curvature, Structure, refuse
 from structgp.structures.choose import Custom, answers_of, as_structure, structure_for

@@ -1,4 +1,4 @@
-"""The base class of likelihoods: all that inference may call, of which only ``log_prob`` is required.
+"""The base class of likelihoods: all that inference may call. Only ``log_prob`` is required.
 
 Letters: S draws, B sequences in a batch, T positions (padded), V labels.
 """
@@ -21,9 +21,9 @@ from structgp.structures.spec import Spec, chain
 class Curvature:
     """Minus the second derivatives of log p(y | f, g), averaged over draws.
 
-    node : (B, R, T, T), for each direction over the positions of its sequence, positive semi-definite; its
-    diagonal (B, T, R), not negative, if it is the local one. next : (B, V, V), for each label with the next
-    one; (B, T-1, V, V) where g has a table per position.
+    node : (B, R, T, T), for each direction a positive semi-definite matrix over the positions of the
+    sequence; from ``local_curvature`` only its non-negative diagonal, (B, T, R). next : (B, V, V), for each
+    label with the next one; (B, T-1, V, V) where g has one table per position.
     """
 
     node: Tensor
@@ -41,20 +41,21 @@ METHODS = (
     "curvature",
     "local_curvature",
 )
-"""What a structure may offer beside ``log_prob``."""
+"""Methods that a structure may offer in addition to ``log_prob``."""
 
 
 class Structure(ABC):
     """A likelihood p(y | f, g) of one labelled structure given its latent values.
 
-    ``log_prob`` is all a new structure must have; the other methods are optional. Attributes that a class
+    A new structure only has to define ``log_prob``; the other methods are optional. Attributes that a class
     may set:
 
     has_gradient : autograd can differentiate ``log_prob`` in f and in g. ignores_shift : ``log_prob`` does
     not change when a number is added to all labels of a position. handles_missing : ``log_prob`` accepts
-    negative y, a missing label. takes_evidence : y may be a floating (B, T, V), evidence about each label
-    (``masks.keep_known``). takes_single : f and g may come in single precision; not inherited. spec :
-    the templates that have scores. has_marginals and the like are set for each method that a class defines.
+    negative y, a missing label. takes_evidence : y may be a floating-point tensor (B, T, V), evidence about
+    each label (``masks.keep_known``). takes_single : f and g may come in single precision; not inherited.
+    spec : the templates that have scores. has_marginals and the like are set for each method that a class
+    defines.
     """
 
     has_gradient = True
@@ -77,7 +78,7 @@ class Structure(ABC):
 
     @property
     def has_spans(self) -> bool:
-        """Whether answers about transitions and spans can be derived."""
+        """True if answers about transitions and spans can be derived."""
         return self.has_walk or self.has_labellings
 
     @abstractmethod
@@ -98,7 +99,7 @@ class Structure(ABC):
         """
 
     def fixed_draws(self, *given: Any) -> Any:
-        """``Chain.fixed_draws``; None for other structures."""
+        """See ``Chain.fixed_draws``; None for other structures."""
         return None
 
     def marginals(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
@@ -110,29 +111,29 @@ class Structure(ABC):
         raise NotImplementedError(f"{type(self).__name__} offers no decoder")
 
     def keep_known(self, scores: Sequence[Tensor], y: Tensor, mask: Any) -> tuple[Tensor, ...]:
-        """Scores with -inf at all labels but those of y (B, T) that are known (not negative), or with
-        evidence y (B, T, V) added."""
+        """Scores in which, where the label y (B, T) is known (not negative), all other labels have -inf; or
+        scores plus evidence y (B, T, V)."""
         return keep_known(scores[0], y, mask), *scores[1:]
 
     def shifted(self, scores: Sequence[Tensor], shift: Tensor) -> list[Tensor]:
-        """Scores with a number (V,) added to those of each label."""
+        """Scores with ``shift`` (V,) added, one number per label."""
         return [scores[0] + shift.to(scores[0]), *scores[1:]]
 
     def walk(self, f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """The labelling as a Markov chain from the first position to the last: node marginals (S, B, T, V),
         and transition matrices (S, B, T-1, V, V) from each position to the next; both 0 at padding. Answers
-        about transitions and spans come from it."""
+        about transitions and spans are derived from it."""
         raise NotImplementedError(f"{type(self).__name__} offers no Markov chain")
 
     def labellings(self, f: Tensor, g: Tensor, mask: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """For each sequence labellings (C, T), without padding, and (S, C) what each of them counts under
-        each draw, which sums to 1: all labellings with their probabilities, or a weighted sample. Answers
-        about spans come from them where there is no ``walk``."""
+        """For each sequence, labellings (C, T) without padding, and the share (S, C) of each labelling
+        under each draw; shares sum to 1. These are all labellings with their probabilities, or a weighted
+        sample. Answers about spans are derived from them where there is no ``walk``."""
         raise NotImplementedError(f"{type(self).__name__} offers no list of labellings")
 
     def given(self, y: Tensor) -> Structure | None:
-        """The structure given labels y (B, T), negative where none is known; None if it is enough that
-        other labels have a score of -inf."""
+        """This structure conditioned on labels y (B, T), negative where unknown; None if it is enough to
+        give all other labels a score of -inf."""
         return None
 
     def sample(self, f: Tensor, g: Tensor, mask: Tensor, generator: Generator) -> Tensor:
@@ -151,25 +152,25 @@ class Structure(ABC):
     def curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
     ) -> Curvature:
-        """Second derivatives of ``log_prob`` with the same arguments, where it is concave in (f, g).
+        """Minus second derivatives of ``log_prob`` at the same arguments, where it is concave in (f, g).
 
-        ``basis`` : (V, R) directions in which the labels move together; None for each label by itself. Only
-        a structure that ``ignores_shift`` is asked for directions.
+        ``basis`` : (V, R) one direction in the space of labels per column; None for each label by itself.
+        Only a structure that ``ignores_shift`` is given a basis.
         """
         raise NotImplementedError(f"{type(self).__name__} offers no curvature")
 
     def local_curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
     ) -> Curvature:
-        """``curvature`` without what positions have in common, which a structure may know at less cost; its
-        ``next`` may then leave it out as well."""
+        """``curvature`` without the terms between different positions, which a structure may compute at
+        less cost; ``next`` may leave out such terms as well."""
         whole = self.curvature(f, g, y, mask, *(() if basis is None else (basis,)))
         return Curvature(whole.node.diagonal(dim1=-1, dim2=-2).mT, whole.next)
 
 
 def refuse(values: Tensor) -> NoReturn:
-    """LikelihoodError for values (S, B) that are not all finite, naming a sequence of the batch: the bound
-    needs the expectation of a log-likelihood of training data."""
+    """Raises LikelihoodError for values (S, B) that are not all finite, naming one such sequence of the
+    batch: the bound needs the expectation of the log-likelihood of the training data."""
     bad = ~values.detach().isfinite()
     draw, row = bad.nonzero()[0].tolist()
     share = 100 * float(bad[:, row].double().mean())

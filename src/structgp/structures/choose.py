@@ -1,4 +1,4 @@
-"""What users may pass as the structure, and the likelihood that it means."""
+"""Turns whatever users may pass as the structure into the likelihood that it stands for."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from structgp.structures.spec import Spec, chain, piecewise
 
 NAMED: dict[str, Spec] = {"chain": chain(), "piecewise": piecewise()}
 DECLARING = {each.__name__: each for each in (chain, edges, grid, layers, piecewise, same, segments, tree)}
-"""Functions that declare a structure."""
+"""Functions that declare a structure, by name."""
 
 
 @dataclass(frozen=True)
 class Custom:
-    """A likelihood of one's own to train with, and what answers questions afterwards.
+    """A user's own likelihood to train with, and the likelihood that answers questions afterwards.
 
     log_prob : a function, or whatever else :func:`as_structure` takes. predict_with : 'auto' for the
-    likelihood itself, by its values alone if it offers no marginals; 'chain'; or a Structure. n_jobs :
-    processes for a NumPy function, -1 for one per core; None for one, or one per core where a fit would
-    take long; each of them imports the module that the function is in, unless that is the script itself.
-    batched : whether a function computes a whole batch, ``function(f, g, y, mask)``; None to read its
-    attribute ``batched``."""
+    likelihood itself, used through its values alone if it offers no marginals; 'chain'; or a Structure.
+    n_jobs : number of processes for a NumPy function, -1 for one per core; None for one, or for one per
+    core where a fit would take long. Each process imports the module that defines the function, unless that
+    is the script itself. batched : True if a function computes a whole batch, ``function(f, g, y, mask)``;
+    None to read its attribute ``batched``."""
 
     log_prob: Callable[..., Any] | Structure | Spec | str
     predict_with: str | Structure = "auto"
@@ -47,15 +47,15 @@ def structure_for(
     spec: Spec, rules: Rules | None = None, classes: Sequence[str] = (), fitting: bool = False
 ) -> Structure:
     """The likelihood that a spec declares, over the labellings that ``rules`` allow. classes : the labels,
-    which say what a segment is. fitting : True for a fit, False for answers."""
+    which determine what a segment is. fitting : True for a fit, False for answers."""
     if spec.has_segments:
         return Segments(SpanScheme.of(list(classes)), rules, spec)
     return Chain(rules, spec) if spec.is_chain else Declared(spec, rules, fitting)
 
 
 def check_structure(given: Any) -> None:
-    """InputError for a name that is not known, and for a function that declares a structure and was not
-    called: it would be taken for a likelihood."""
+    """Raises InputError for an unknown name, and for a function that declares a structure but was not
+    called, as it would be mistaken for a likelihood."""
     given = given.log_prob if isinstance(given, Custom) else given
     name = given if isinstance(given, str) else getattr(given, "__name__", "")
     if isinstance(given, str) and given not in NAMED:
@@ -72,7 +72,7 @@ def as_structure(given: Any, n_jobs: int | None = None) -> Structure:
 
     given : 'chain' or 'piecewise'; a :class:`Spec`; a :class:`Structure`, which is returned as it is; any
     other callable, as a :class:`BlackBox` that uses ``n_jobs`` processes; or a :class:`Custom`. A callable
-    is asked for values only: one that also offers ``marginals`` or ``decode`` should subclass Structure."""
+    gives values only: one that also offers ``marginals`` or ``decode`` should subclass Structure."""
     batched = None
     if isinstance(given, Custom):
         given, n_jobs, batched = given.log_prob, given.n_jobs, given.batched
@@ -96,6 +96,7 @@ def as_structure(given: Any, n_jobs: int | None = None) -> Structure:
 
 
 def answers_of(structure: Structure) -> Structure:
-    """What answers for a likelihood: itself, or its values if it offers no marginals."""
+    """The structure that answers for a likelihood: itself, or ``ByValues`` of it if it offers no
+    marginals."""
     inner = structure.inner if isinstance(structure, Differences) else structure
     return inner if inner.has_marginals else ByValues(inner)

@@ -4,9 +4,9 @@ For each width w, the sum over all windows of w positions of
 
     log p(the labels in the window | the labels beside it),
 
-which needs no recursion over the sequence: all windows advance together, w steps in all. Width 1 is the
-pseudo-likelihood. Processes with the piecewise pseudo-likelihood they resemble most likelihoods that read f
-and g as scores of labels and of transitions; regression says how much each of them explains.
+which needs no recursion over the sequence: all windows advance together, in w steps. Width 1 is the
+pseudo-likelihood. Together with the piecewise pseudo-likelihood, these sums resemble most likelihoods that
+read f and g as scores of labels and of transitions; a regression shows how much each of them explains.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ WIDTHS = (1, 2, 3)
 
 
 def parts(f: Tensor, g: Tensor, y: Tensor, mask: Tensor, widths: Sequence[int] = ()) -> Tensor:
-    """(S, B, 1 + len(widths)): the piecewise pseudo-likelihood and the windows of each width.
+    """(S, B, 1 + len(widths)): the piecewise pseudo-likelihood, and the sum over windows for each width.
 
-    f (S, B, T, V), g (S, V, V) or (S, B, T-1, V, V), y and mask (B, T), as ``Structure.log_prob`` has them.
+    f (S, B, T, V), g (S, V, V) or (S, B, T-1, V, V), y and mask (B, T), as in ``Structure.log_prob``.
     Differentiable. Cost O(S B T V^2) per width.
     """
     found = [Piecewise().log_prob(f, g, y, mask)]
@@ -95,4 +95,4 @@ def _products(hot: Tensor, g: Tensor) -> Tensor:
 
 
 PARTS: dict[str, Callable[..., Tensor]] = {"piecewise": parts, "composite": partial(parts, widths=WIDTHS)}
-"""Stand-ins by the name that an estimator asks for them by."""
+"""Stand-ins, by the names that gradient estimators use for them."""

@@ -1,4 +1,4 @@
-"""The words for structures beyond the chain. Each returns plain data, a ``Spec``; specs add up."""
+"""Functions that declare structures beyond the chain, as plain data: a ``Spec``. Specs can be added."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from structgp.structures.spec import PROGRAMS, Spec, Template, chain, refuse
 NODE = Template("node", 1, None)
 
 DIRECTIONS = {"right": (0, 1), "down": (1, 0), "down right": (1, 1), "down left": (1, -1)}
-"""Templates of a grid, and the step from a pixel to its neighbour."""
+"""Names of the templates of a grid, each with the step (rows, columns) from a pixel to its neighbour."""
 
 
 def same(
@@ -22,13 +22,13 @@ def same(
     features: Iterable[str] | str = (),
 ) -> Spec:
     """Links between tokens of a sequence that have the same value of the feature ``key``, such as all
-    mentions of one word: one table for the labels of two linked tokens, symmetric.
+    mentions of one word. One symmetric table scores the labels of two linked tokens.
 
     where : {feature: value or values} that tokens must have to be linked. every : True to link every pair
-    of equal tokens; by default each with the one before it, which costs far less. features : names of
-    features of both tokens that the score depends on, 'both ends' for all of them; the table is then not
-    symmetric, the earlier token comes first. Cost: with L links that span each other O(T V^(L + 2))
-    exactly; where that is too much, tree-reweighted."""
+    of equal tokens; by default each is linked to the one before it, which costs far less. features : names
+    of features of both tokens that the score depends on, 'both ends' for all of them; the table is then not
+    symmetric, and the earlier token comes first. Cost: exact sums take O(T V^(L + 2)) where L links
+    overlap; where that is too much, the sum is tree-reweighted."""
     if not isinstance(key, str) or not key:
         refuse("same", f"must name a feature, got {key!r}")
     if where is not None and not isinstance(where, Mapping):
@@ -45,16 +45,16 @@ def tree(features: Iterable[str] | str = ()) -> Spec:
     """A tree or forest: one table for the labels of each parent (row) with each of its children (column).
     Every example is a :class:`structgp.Graph` with ``parents``. Cost O(N V^2) for N nodes.
 
-    features : names of features that the score of parent and child depends on, of the child; 'both ends'
-    for all features of both."""
+    features : names of features of the child that the score of parent and child depends on; 'both ends' for
+    all features of both."""
     return Spec((NODE, _with_features(Template("parent"), features)))
 
 
 def grid(neighbours: int = 4, features: Iterable[str] | str = ()) -> Spec:
     """A grid of pixels: an array (H, W, D), or rows of tokens, with labels (H, W). One table for the labels
     of each pixel with its neighbour to the right, one for the neighbour below, and with ``neighbours=8``
-    two for the diagonals. Cost: exact O(H W V^(min(H, W) + 1)) where that is within the budget; else
-    tree-reweighted, O(H W V^2) per sweep.
+    two for the diagonals. Cost: O(H W V^(min(H, W) + 1)) for exact sums, where that is within the budget;
+    else O(H W V^2) per sweep of the tree-reweighted bound.
 
     features : 'both ends' if the scores of two neighbours depend on all features of both, or the names of
     some of them; without any, one table per direction."""
@@ -66,12 +66,12 @@ def grid(neighbours: int = 4, features: Iterable[str] | str = ()) -> Spec:
 
 
 def edges(name: str, symmetric: bool = False, labels: int = 2, features: bool = False) -> Spec:
-    """Tuples that every example brings under this name: :class:`structgp.Graph` with ``edges={name: (E,
-    labels)}``. One table for their joint labels. Cost: exact where that is within the budget, else
+    """Tuples that every example lists under this name, as a :class:`structgp.Graph` with ``edges={name: (E,
+    labels)}``. One table scores their joint labels. Sums are exact where that is within the budget, else
     tree-reweighted.
 
-    symmetric : True if the order within a tuple means nothing. labels : nodes per tuple, 2 to 4. features :
-    True if every tuple has features of its own, ``features={name: (E, D)}``."""
+    symmetric : True if the order within a tuple has no meaning. labels : nodes per tuple, 2 to 4.
+    features : True if every tuple has features of its own, ``features={name: (E, D)}``."""
     if not isinstance(name, str) or not name or "." in name:
         refuse("edges", f"must have a name without dots, got {name!r}")
     own: dict[str, Any] = {"features": None, "ends": "own"} if features else {}
@@ -79,14 +79,14 @@ def edges(name: str, symmetric: bool = False, labels: int = 2, features: bool = 
 
 
 def layers(*, ties: Iterable[int] = (0,), **declared: Spec) -> Spec:
-    """Several labels per token, each layer with a structure of its own, tied by one table for each two
-    successive layers: ``layers(pos=chain(), chunk=chain())``. Labels of a sequence are given and returned
-    as a dict from layer to a list of labels. Cost: the junction tree of two chains of U and V labels takes
-    O(T U V (U + V)) per sequence and draw.
+    """Several labels per token: each layer has a structure of its own, and one table ties each layer to the
+    next one, as in ``layers(pos=chain(), chunk=chain())``. Labels of a sequence are given and returned as a
+    dict from layer to a list of labels. Cost: the junction tree of two chains of U and V labels takes O(T U
+    V (U + V)) per sequence and draw.
 
-    ties : which labels of the earlier layer a label of the later one has scores with, as the distance of
-    their tokens, each with a table of its own. ``ties=(0, 1)`` adds the part of speech of the next word to
-    that of the chunk's own. One neighbour, -1 or 1, costs nothing more; both cost V times as much."""
+    ties : distances in tokens at which a label of the later layer is tied to a label of the earlier one,
+    each with a table of its own. ``ties=(0, 1)`` ties a chunk label to the part of speech of the next word
+    and of its own. One neighbour, -1 or 1, costs nothing extra; both cost V times as much."""
     offsets = _ties(ties)
     if len(declared) < 2:
         refuse("layers", f"must be at least two, got {', '.join(declared) or 'none'}")
@@ -122,9 +122,9 @@ def _ties(ties: Any) -> tuple[int, ...]:
 
 
 def segments(max_length: int = 8) -> Spec:
-    """Semi-Markov: beside those of a chain, one score for every type of span and each of its lengths up to
-    ``max_length``, and one for all longer ones. Spans are read off the labels (BIO and the like; of plain
-    labels, runs of one label). Cost O(T V (V + max_length)) per sequence and draw."""
+    """Semi-Markov chain: in addition to the scores of a chain, every type of span has one score for each
+    length up to ``max_length``, and one for all longer spans. Spans are read off the labels (BIO and the
+    like; with plain labels, runs of one label). Cost O(T V (V + max_length)) per sequence and draw."""
     if not isinstance(max_length, int) or isinstance(max_length, bool) or not 1 <= max_length <= 100:
         refuse("max_length", f"must be 1 to 100, got {max_length!r}")
     return Spec((*chain().templates, Template("length", rule="length", longest=max_length)))
@@ -147,7 +147,7 @@ def _names(place: str, values: Any) -> tuple[str, ...]:
 
 
 def words(spec: Spec) -> str:
-    """The call that declares a spec."""
+    """The source text of the call that declares a spec."""
     features = () if spec.next is None else spec.next.features
     if not spec.layers and spec.node not in (NODE, replace(NODE, without=features or ())):
         return f"Spec({spec.templates!r}, likelihood={spec.likelihood!r})"

@@ -1,9 +1,9 @@
 """The likelihood of a declared structure beyond the chain: templates over any tuples of variables.
 
-Scores come one tensor per template of the spec, in its order: (S, *sizes) if one table serves all tuples,
-else (S, B, E, *sizes). ``layout`` is a ``data.layout.GraphLayout``; it stands where chains have a mask.
-With layers every layer has a node template of its own, and the programs see one: (S, B, N, V) over the
-labels of all layers, -inf at those of others.
+Scores are one tensor per template of the spec, in the order of the spec: (S, *sizes) if one table serves
+all tuples, else (S, B, E, *sizes). ``layout`` is a ``data.layout.GraphLayout``, in the place of a chain's
+mask. With layers, every layer has a node template of its own, but the programs see a single one: (S, B, N,
+V) over the labels of all layers, with -inf at the labels of other layers.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from structgp.structures.semirings import LOG
 from structgp.structures.spec import Spec
 
 STEP = 1e-4
-"""Of a score, for differences of marginals: their error is of its square, and of rounding over it."""
+"""Step in a score for differences of marginals. Their error is of the order of its square, plus the
+rounding error divided by it."""
 
 
 class Declared(Structure):
     """The structure that a spec declares, over the labellings that ``rules`` allow. Its cost is that of the
     program chosen for each example (``graph.program_choice``). fitting : True for the likelihood of a fit,
-    which needs log Z: where answers are to be sampled, it is summed as if nothing had been asked for."""
+    which needs log Z: a spec that asks for answers by sampling ('gibbs') is then summed as by 'auto'."""
 
     ignores_shift = handles_missing = takes_evidence = many_templates = True
     has_marginals = has_decoder = has_n_best = has_local_curvature = has_curvature = True
@@ -49,7 +50,7 @@ class Declared(Structure):
     def program(
         self, layout: GraphLayout, scores: Sequence[Tensor], climbing: bool = False
     ) -> GraphProgram:
-        """What sums over the labellings of these examples. climbing : True for an optimiser."""
+        """The program that sums over the labellings of these examples. climbing : True for an optimiser."""
         n_labels = sum(scores[k].shape[-1] for k in self.nodes)
         return choose_program(layout, n_labels, self.summed_by, self.spec.most_entries, climbing)
 
@@ -73,14 +74,14 @@ class Declared(Structure):
         return torch.cat(parts, 2)
 
     def log_prob(self, *given: Any) -> Tensor:
-        """(S, B), from scores, y (B, N) and layout."""
+        """(S, B) log-probabilities, from scores, y (B, N) and layout."""
         *scores, y, layout = given
         climbing = torch.is_grad_enabled() and any(x.requires_grad for x in scores)
         return self.program(layout, scores, climbing).log_prob(self.gathered(scores, layout), y)
 
     def keep_known(self, scores: Sequence[Tensor], y: Tensor, layout: GraphLayout) -> tuple[Tensor, ...]:
-        """Scores with -inf at all labels but those of y that are known (not negative), or with evidence y
-        (B, N, V) added."""
+        """Scores in which, where the label y is known (not negative), all other labels have -inf; or scores
+        plus evidence y (B, N, V)."""
         found, T = list(scores), scores[self.nodes[0]].shape[2]
         for layer, k in enumerate(self.nodes):
             start = self._first_label(k, scores)
@@ -100,7 +101,7 @@ class Declared(Structure):
         return found
 
     def _first_label(self, k: int, scores: Sequence[Tensor]) -> int:
-        """Where the labels of node template k begin among those of all layers, which are sorted by name."""
+        """First label of node template k among the labels of all layers, with layers sorted by name."""
         names = [self.spec.templates[n].layers for n in self.nodes]
         before = [
             n for n, name in zip(self.nodes, names, strict=True) if name < self.spec.templates[k].layers
@@ -108,21 +109,21 @@ class Declared(Structure):
         return sum(scores[n].shape[-1] for n in before)
 
     def marginals(self, *given: Any) -> Tensor:
-        """(S, B, N, V), from scores and layout."""
+        """(S, B, N, V) probabilities of labels, from scores and layout."""
         *scores, layout = given
         program = self.program(layout, scores)
         parts = _split(scores, layout)
         return torch.cat([program.node_marginals(self.gathered(some, layout)) for some in parts])
 
     def template_marginals(self, *given: Any) -> tuple[Tensor, ...]:
-        """For each template of the spec but the nodes, (S, B, E, *sizes) probabilities of the labels of its
-        tuples."""
+        """For each template of the spec other than nodes, (S, B, E, *sizes) probabilities of the labels of
+        its tuples."""
         *scores, layout = given
         return self.program(layout, scores).marginals(self.gathered(scores, layout))[1:]
 
     def walk(self, *given: Any) -> tuple[Tensor, Tensor]:
-        """The Markov chain over the tokens that has the same probabilities of each label with the next one:
-        what answers about spans are taken from."""
+        """The Markov chain over the tokens with the same probabilities of each label with the next one;
+        answers about spans are derived from it."""
         *scores, layout = given
         node, *rest = self.program(layout, scores).marginals(self.gathered(scores, layout))
         assert self.spec.next is not None
@@ -140,7 +141,7 @@ class Declared(Structure):
         return self.program(layout, scores).log_total(self.gathered(scores, layout), LOG)
 
     def best_allowed(self, gain: Tensor, layout: GraphLayout) -> Tensor:
-        """(S, B, N) the labelling that the rules allow whose gains (S, B, N, V) have the largest sum."""
+        """(S, B, N) the labelling that the rules allow with the largest sum of gains (S, B, N, V)."""
         tables = [gain.new_zeros((len(gain), *tuples.sizes)) for tuples in layout.tuples]
         if self.rules is not None:
             templates = [self.spec.templates[k] for k in self.others]
@@ -149,16 +150,16 @@ class Declared(Structure):
         return program.decode((gain, *tables))
 
     def has_labelling(self, scores: Sequence[Tensor], layout: GraphLayout) -> Tensor:
-        """(B,) False where the rules, and scores of -inf, are known to leave no labelling: for certain
+        """(B,) False where the rules and scores of -inf are known to leave no labelling. This is certain
         where the sum over labellings is exact."""
-        if self.summed_by == "gibbs":  # which has no sum
+        if self.summed_by == "gibbs":  # sampling gives no sum
             return torch.ones(len(layout), dtype=torch.bool)
         free = [torch.where(x > -torch.inf, 0.0, -torch.inf)[:1] for x in scores]
         total = self.program(layout, free).log_total(self.gathered(free, layout), LOG)
         return ~(total[0] == -torch.inf)
 
     def is_exact(self, *given: Any) -> bool:
-        """Whether the labellings of all these examples are summed over exactly, from scores and layout."""
+        """True if the labellings of all these examples are summed over exactly, from scores and layout."""
         *scores, layout = given
         return self.program(layout, scores).exact
 
@@ -177,7 +178,7 @@ class Declared(Structure):
         return torch.cat([program.entropy(self.gathered(some, layout)) for some in _split(scores, layout)])
 
     def bracket(self, *given: Any) -> tuple[Tensor, Tensor]:
-        """(S, B) twice: log Z is between them. Equal where the program is exact."""
+        """Lower and upper bound of log Z, (S, B) each; equal where the program is exact."""
         *scores, layout = given
         return self.program(layout, scores).bracket(self.gathered(scores, layout))
 
@@ -190,10 +191,10 @@ class Declared(Structure):
         joint: Sequence[bool] = (),
     ) -> list[Tensor]:
         """Minus the second derivatives of log p in the functions of each template, tuple by tuple, averaged
-        over draws: (B, E, R) along the columns of its basis (P, R), (B, E, *sizes) without one; summed over
-        tuples where one table serves all of them. With labels missing, what is left is clamped at 0, so
-        that it is concave. joint : for which node templates those between the nodes of an example are
-        wanted too, (B, R, T, T)."""
+        over draws: (B, E, R) along the columns of its basis (P, R), or (B, E, *sizes) without a basis;
+        summed over tuples where one table serves all of them. Negative values, which occur with missing
+        labels, are clamped to 0, as if log p were concave. joint : for each node template, True if the
+        second derivatives between the nodes of an example are wanted too, (B, R, T, T)."""
         with torch.no_grad():
             found = self._variances(scores, layout, bases)
             if leaves_open(y, layout.mask):
@@ -209,9 +210,9 @@ class Declared(Structure):
     def _covariances(
         self, scores: Sequence[Tensor], y: Tensor, layout: GraphLayout, layer: int, basis: Tensor | None
     ) -> Tensor:
-        """(B, R, T, T) of the labels of one layer, averaged over draws: how marginals move with the scores
-        of each node, by differences. Nodes whose label is missing count as flat, none under evidence. Cost:
-        2 T R times that of the marginals."""
+        """(B, R, T, T) covariances of the labels of one layer, averaged over draws: differences of
+        marginals as the scores of each node move. Nodes whose label is missing get 0; under evidence, no
+        node counts as missing. Cost: 2 T R times that of the marginals."""
         k, program = self.nodes[layer], self.program(layout, scores)
         _, B, T, V = scores[k].shape
         basis = torch.eye(V).to(scores[k]) if basis is None else basis.to(scores[k])
@@ -256,7 +257,7 @@ class Declared(Structure):
 
 
 def _split(scores: Sequence[Tensor], layout: GraphLayout) -> Any:
-    """Some draws at a time, so that the tables of all tuples fit into memory."""
+    """Scores of some draws at a time, so that the tables of all tuples fit into memory."""
     entries = scores[0][0].numel() + sum(t.mask.numel() * prod(t.sizes) for t in layout.tuples)
     at_once = max(1, TRANSITIONS_AT_ONCE // max(1, entries))
     return zip(*(x.split(at_once) for x in scores), strict=True)

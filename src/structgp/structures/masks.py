@@ -1,9 +1,9 @@
-"""What is impossible has a score of -inf: one mechanism for rules, known labels and missing labels.
+"""Scores of -inf for what is impossible: one mechanism for rules, known labels and missing labels.
 
-A rule that label j never follows i puts -inf at g[i, j]; one on how a sequence begins or ends, or a label
-that is known, puts -inf at the other labels of its position. What remains is summed over or maximised as
-before. Evidence about a label, such as what annotators said of it, adds a finite number to the score of
-each label: a known label is the limit where all others get -inf, a missing one has 0 everywhere.
+A rule that label j never follows label i puts -inf at g[i, j]. A rule on how a sequence begins or ends, or
+a known label, puts -inf at all other labels of the position. What remains is summed over or maximised as
+before. Evidence about a label, such as what annotators said, adds a finite number to the score of each
+label: a known label is the limit in which all others get -inf, and a missing label adds 0 everywhere.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rules:
-    """follows : (V, V) bool, row = from, column = to; starts, ends : (V,) bool; more : by the name of a
-    template, ``(*sizes)`` bool. What is allowed."""
+    """What is allowed. follows : (V, V) bool, row = from, column = to. starts, ends : (V,) bool. more :
+    ``(*sizes)`` bool by the name of a template."""
 
     follows: Tensor
     starts: Tensor
@@ -29,14 +29,14 @@ class Rules:
 
     @classmethod
     def of(cls, allowed: Any) -> Rules:
-        """From arrays: a :class:`structgp.data.schemes.Allowed`."""
+        """Rules from arrays, a :class:`structgp.data.schemes.Allowed`."""
         follows, starts, ends = map(torch.from_numpy, (allowed.follows, allowed.starts, allowed.ends))
         more = {name: torch.from_numpy(table) for name, table in allowed.more.items()}
         return cls(follows, starts, ends, more)
 
     def restrict(self, scores: Sequence[Tensor], mask: Tensor) -> tuple[Tensor, ...]:
         """Scores (S, B, T, V) of nodes and, if given, (..., V, V) of transitions, with -inf at what is not
-        allowed. Rules on what follows add a table (S, V, V) where there is none."""
+        allowed. Rules on transitions add a table (S, V, V) where there is none."""
         f, *tables = scores
         follows, starts, ends = (x.to(f.device) for x in (self.follows, self.starts, self.ends))
         if not tables and not bool(follows.all()):
@@ -52,7 +52,7 @@ class Rules:
         self, f: Tensor, tables: Sequence[Tensor], templates: Sequence[Any], layout: Any
     ) -> tuple[Tensor, list[Tensor]]:
         """Scores of nodes (S, B, N, V) and of the tuples of each template, with -inf at what is not
-        allowed: rules on what follows are for the template of neighbours in a sequence."""
+        allowed: rules on transitions apply to the template of neighbours in a sequence."""
         found = []
         for g, template in zip(tables, templates, strict=True):
             rule = self.more.get(template.name)
@@ -70,8 +70,8 @@ class Rules:
 
 
 def leaves_open(y: Tensor, mask: Tensor) -> bool:
-    """Whether y leaves labels to be summed over: labels (B, T) of which some are missing, or evidence (B,
-    T, V) in the place of labels."""
+    """True if y leaves labels to be summed over: it is labels (B, T) of which some are missing, or evidence
+    (B, T, V) in place of labels."""
     return y.is_floating_point() or bool(((y < 0) & mask).any())
 
 
@@ -86,8 +86,9 @@ def keep_known(f: Tensor, y: Tensor, mask: Tensor) -> Tensor:
 
 
 def shrunk(whole: Tensor, local: Tensor) -> Tensor:
-    """Curvature (B, R, T, T) of fully known labels, its rows and columns scaled so that the diagonal is
-    that which evidence leaves, ``local`` (B, T, R), 0 or more: positive semi-definite, as it was."""
+    """The curvature ``whole`` (B, R, T, T) of fully known labels, with rows and columns scaled down so that
+    the diagonal is the curvature under evidence, ``local`` (B, T, R), not negative. It stays positive
+    semi-definite."""
     full = whole.diagonal(dim1=-1, dim2=-2)  # (B, R, T)
     share = torch.where(full > 0, local.mT / full.clamp(min=1e-300), 0).clamp(max=1).sqrt()
     return whole * share[..., :, None] * share[..., None, :]

@@ -1,7 +1,8 @@
 """Every answer of a structure, derived from its sum over labellings.
 
-A program says how scores are summed over labellings under any semiring (``semirings``); what a labelling
-scores, marginals, the best labellings, draws and entropies follow from that, once for all programs.
+A program defines how scores are summed over labellings under any semiring (``semirings``). Here the score
+of a labelling, marginals, the best labellings, draws and entropies are derived from that, once for all
+programs.
 
 Letters: S draws, B examples in a batch, T positions (padded), V labels. ``scores`` has one tensor per
 template of the spec: node (S, B, T, V); next (S, V, V) if one table serves all positions, or (S, B, T-1, V,
@@ -24,15 +25,17 @@ from structgp.structures.spec import Spec
 Scores = Sequence[Tensor]
 
 TRANSITIONS_AT_ONCE = 1 << 23
-"""Numbers in tables by position that are held at once: beyond it, some draws at a time."""
+"""Largest number of entries of tables by position that are held at once: beyond it, some draws at a
+time."""
 
 BITS = 23
-"""Labellings that one backward pass tells apart: integers that single precision holds exactly."""
+"""Number of labellings that one backward pass can tell apart: single precision holds integers of that many
+bits exactly."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which tuples of each template a padded batch has. mask : (B, T), true at real positions, which come
+    """The tuples of each template in a padded batch. mask : (B, T), true at real positions, which come
     first in each row."""
 
     mask: Tensor
@@ -53,26 +56,26 @@ def compile(spec: Spec, layout: Layout, rules: Rules | None = None) -> Program:
 
 @dataclass(frozen=True)
 class Program(ABC):
-    """``log_total`` is all that a program must have."""
+    """A program only has to define ``log_total``."""
 
     layout: Layout
     rules: Rules | None = None
 
     @abstractmethod
     def log_total(self, scores: Scores, semiring: Semiring) -> Tensor:
-        """(S, B) elements of the semiring: the sum over all labellings, with -inf at what rules forbid.
-        Differentiable in the scores, by autograd; never nan."""
+        """(S, B) elements of the semiring: the sum over all labellings, of scores that have -inf at what
+        the rules forbid. Differentiable in the scores, by autograd; never nan."""
 
     def restrict(self, scores: Scores) -> Scores:
         """Scores with -inf at what the rules forbid."""
         return scores if self.rules is None else self.rules.restrict(scores, self.layout.mask)
 
     def log_partition(self, scores: Scores, semiring: Semiring = LOG) -> Tensor:
-        """(S, B) log Z, or what the semiring makes of it; -inf where no labelling is allowed."""
+        """(S, B) log Z, or the same sum under another semiring; -inf where no labelling is allowed."""
         return self.log_total(self.restrict(scores), semiring)
 
     def log_prob(self, scores: Scores, y: Tensor) -> Tensor:
-        """(S, B) log p(y); labels that are missing (negative) are summed out. Of evidence y (B, T, V), see
+        """(S, B) log p(y); labels that are missing (negative) are summed out. For evidence y (B, T, V), see
         ``masks.keep_known``, the log of its expected likelihood, log Z(f + y) - log Z(f)."""
         scores, mask = self.restrict(scores), self.layout.mask
         if leaves_open(y, mask):
@@ -84,7 +87,7 @@ class Program(ABC):
         return torch.where(log_z > -torch.inf, told - log_z, -torch.inf)
 
     def score(self, scores: Scores, y: Tensor) -> Tensor:
-        """(S, B) of labelling y (B, T), without a missing label, 0 at padding."""
+        """(S, B) score of labelling y (B, T), which has no missing label and is 0 at padding."""
         f, *tables = scores
         told = self.node_score(f, y)
         for g in tables:
@@ -92,17 +95,17 @@ class Program(ABC):
         return told
 
     def node_score(self, f: Tensor, y: Tensor) -> Tensor:
-        """(S, B) the nodes' part of ``score``."""
+        """(S, B) the part of ``score`` that comes from the nodes."""
         picked = f.gather(-1, y.expand(len(f), -1, -1).unsqueeze(-1)).squeeze(-1)
         return torch.where(self.layout.mask, picked, 0).sum(-1)
 
     def marginals(self, scores: Scores) -> tuple[Tensor, ...]:
-        """For each template the probability of each label, or labels, of each of its tuples: (S, B, T, V)
+        """For each template, the probabilities of the label, or labels, of each of its tuples: (S, B, T, V)
         and (S, B, T-1, V, V), 0 at padding."""
         return self.slopes(self.restrict(scores))
 
     def slopes(self, scores: Scores) -> tuple[Tensor, ...]:
-        """Marginals from scores under the rules: the gradient of log Z, tuple by tuple."""
+        """Marginals from scores that are already restricted: the gradient of log Z, tuple by tuple."""
         tuples = [x if x.dim() > 3 else by_position(x, self.layout.mask) for x in scores]
         return self._gradients(tuples, LOG)
 
@@ -114,15 +117,15 @@ class Program(ABC):
         """The labelling of a sequence as a Markov chain: node marginals (S, B, T, V) and transition
         matrices (S, B, T-1, V, V) from each position to the next; both 0 at padding."""
         node, *rest = self.marginals(scores)
-        # Without transitions every label is followed alike.
+        # Without transitions, the next label does not depend on this one.
         both = rest[0] if rest else node[:, :, :-1, :, None] * node[:, :, 1:, None]
         before = node[:, :, :-1, :, None]
         return node, both / torch.where(before > 0, before, 1)
 
     def variances(self, scores: Scores, basis: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Means over draws of p (1 - p), from scores under the rules. Of nodes: (B, T, V), or (B, T, R)
-        along ``basis`` (V, R). Of transitions: (B, V, V), summed over positions, for a shared table, else
-        (B, T-1, V, V); without any, (B, 1, 1) zeros."""
+        """Means over draws of p (1 - p), from scores that are already restricted. For nodes: (B, T, V), or
+        (B, T, R) along ``basis`` (V, R). For transitions: (B, V, V), summed over positions, with a shared
+        table, else (B, T-1, V, V); without transitions, zeros (B, 1, 1)."""
         node, *rest = self.slopes(scores)
         bend = variance(rest[0]).mean(0) if rest else node.new_zeros((node.shape[1], 1, 1, 1))
         apart = bool(rest) and scores[1].dim() > 3
@@ -155,10 +158,12 @@ class Program(ABC):
         return labels, torch.where(log_z > -torch.inf, best - log_z, -torch.inf)
 
     def best(self, scores: Scores, n: int) -> tuple[Tensor, Tensor]:
-        """Labels (S, B, n, T) and scores (S, B, n) of the n best labellings, from scores under the rules.
+        """Labels (S, B, n, T) and scores (S, B, n) of the n best labellings, from scores that are already
+        restricted.
 
-        Each of the n largest totals sends a power of 2 of its own back to its labels: their sum at a label
-        tells, bit by bit, which labellings have it. One backward pass for up to ``BITS`` of them."""
+        Each of the n largest totals sends a power of 2 of its own back to its labels: the sum that arrives
+        at a label tells, bit by bit, which labellings have it. One backward pass serves up to ``BITS``
+        labellings."""
         leaf, found = scores[0].detach().requires_grad_(), []
         with torch.enable_grad():
             values = self.log_total((leaf, *scores[1:]), KMax(n))  # (n, S, B)
@@ -171,13 +176,13 @@ class Program(ABC):
         return labels.movedim(0, 2), values.detach().movedim(0, -1)
 
     def entropy(self, scores: Scores) -> Tensor:
-        """(S, B) of the distribution over labellings, in nats: log Z less the expected score. 0 where no
-        labelling is allowed."""
+        """(S, B) entropy of the distribution over labellings, in nats: log Z minus the expected score. 0
+        where no labelling is allowed."""
         parts = zip(*(x.split(draws_at_once(scores[0])) for x in scores), strict=True)
         return torch.cat([self._entropy(self.restrict(part)) for part in parts])
 
     def _entropy(self, scores: Scores) -> Tensor:
-        # A constant per tuple changes nothing, and leaves more digits to the difference.
+        # Taking off a constant per tuple changes nothing, and leaves more digits to the difference.
         scores = [_below_zero(x, n_labels) for n_labels, x in enumerate(scores, 1)]
         total = self.log_total(scores, LOG)
         for x, p in zip(scores, self.slopes(scores), strict=True):
@@ -187,12 +192,12 @@ class Program(ABC):
 
 
 def draws_at_once(f: Tensor) -> int:
-    """How many draws of f (S, B, T, V) may have their tables by position in memory together."""
+    """Number of draws of f (S, B, T, V) whose tables by position may be in memory together."""
     return max(1, TRANSITIONS_AT_ONCE // max(1, f[0].numel() * f.shape[-1]))
 
 
 def by_position(g: Tensor, mask: Tensor) -> Tensor:
-    """(S, B, T-1, V, V), a view of the shared table g (S, V, V) at each transition."""
+    """(S, B, T-1, V, V), a view of the shared table g (S, V, V) for each transition."""
     B, T = mask.shape
     return g[:, None, None].expand(-1, B, max(T - 1, 0), -1, -1)
 
@@ -216,6 +221,6 @@ def variance(p: Tensor, basis: Tensor | None = None) -> Tensor:
 
 
 def _below_zero(x: Tensor, n_labels: int) -> Tensor:
-    """x less its largest entry in the last ``n_labels`` dimensions; as it is where all are -inf."""
+    """x minus its largest entry over the last ``n_labels`` dimensions; unchanged where all are -inf."""
     top = x.amax(tuple(range(-n_labels, 0)), keepdim=True)
     return x - top.masked_fill(top == -torch.inf, 0)

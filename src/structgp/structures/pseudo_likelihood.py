@@ -6,9 +6,9 @@ each of two neighbouring labels given the other by the scores of the transition,
     sum_t [f_t(y_t) - log sum_j exp f_t(j)]
     + sum_t>1 [2 g(y_t-1, y_t) - log sum_j exp g(y_t-1, j) - log sum_i exp g(i, y_t)].
 
-No recursion over positions, and the normalisers of a shared table g serve every sequence of the batch:
-linear in V for each position. Its exponentials do not sum to 1 over labellings: it is a likelihood to train
-with, and f and g are then read as potentials of the chain."""
+There is no recursion over positions, and the normalisers of a shared table g serve every sequence of the
+batch, so the cost per position is linear in V. Exponentials of these values do not sum to 1 over
+labellings: they are for training only, and f and g are then read as potentials of the chain."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from structgp.structures.spec import Spec, piecewise
 
 class Piecewise(Structure):
     """Piecewise pseudo-likelihood. A factor whose labels are not all known is left out. Cost of each
-    method: O(S (B T V + V^2)), and the curvature is written to O(B T^2 V) numbers; O(S B T V^2) with a
-    table per position."""
+    method: O(S (B T V + V^2)), or O(S B T V^2) with one table per position; the curvature also writes
+    O(B T^2 V) numbers."""
 
     spec = piecewise()
     ignores_shift = handles_missing = takes_single = True
@@ -45,8 +45,9 @@ class Piecewise(Structure):
     def curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
     ) -> Curvature:
-        """Exact. Positions do not interact, so ``node`` is diagonal over them; the score of i -> j bends
-        with the softmax of row i each time i is left, and of column j each time j is entered."""
+        """Exact. Positions do not interact, so ``node`` is diagonal over them; the score of i -> j has the
+        curvature of the softmax over row i each time i is left, and of that over column j each time j is
+        entered."""
         with torch.no_grad():
             y, mask = _known(y, mask)
             B, T = mask.shape
@@ -67,7 +68,7 @@ class Piecewise(Structure):
 
 
 def _known(y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """y with 0 where there is no label, and where there is one."""
+    """y with 0 where there is no label, and the mask of positions with a label."""
     known = mask & (y >= 0)
     return torch.where(known, y, 0), known
 
@@ -82,7 +83,7 @@ class _NodeTerms(torch.autograd.Function):
         weight = torch.exp_(f - top)
         total = weight.sum(-1, keepdim=True)
         value = (f.gather(-1, index) - top - total.log()).squeeze(-1)
-        # No number at padding, or no label possible: neither may put nan into the gradient.
+        # Neither padding that is not a number nor impossible labels may put nan into the gradient.
         broken = ~total.isfinite()
         if bool(broken.any()):
             value = torch.where((top == -torch.inf).squeeze(-1), -torch.inf, value)

@@ -1,14 +1,14 @@
-"""What 'sum over labellings' means: one recursion, several algebras (Goodman, 1999).
+"""Semirings say what 'sum over labellings' means: one recursion, several algebras (Goodman, 1999).
 
-A program adds scores and sums over labels, and nothing else; the semiring says what a sum is. The gradient
-of the total in the scores then tells which labels went into it:
+A program only adds scores and sums over labels; the semiring says what a sum is. The gradient of the total
+in the scores then tells which labels contributed to it:
 
     LOG       logsumexp            log Z, and its gradient the marginals
     MAX       maximum              the best score, and its gradient the best labelling, one-hot
     KMax(k)   the k largest        the k best scores, and the gradient of each its labelling
     Sampling  logsumexp            log Z, and a 'gradient' that is one labelling, drawn
 
-Elements of KMax have k as a dimension of their own, the first: scores are added by broadcasting.
+Elements of KMax have an additional first dimension, k; scores are added by broadcasting.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from torch.autograd.function import once_differentiable
 
 class Semiring(ABC):
     def lift(self, scores: Tensor) -> Tensor:
-        """Scores as elements."""
+        """Scores as elements of the semiring."""
         return scores
 
     @abstractmethod
     def sum(self, x: Tensor, dim: int) -> Tensor:
-        """The sum of elements over a dimension, counted from the last (negative)."""
+        """The sum of elements over a dimension, given as a negative number, counted from the last."""
 
 
 class _Log(Semiring):
@@ -44,7 +44,7 @@ class _Log(Semiring):
 
 class _Max(Semiring):
     def sum(self, x: Tensor, dim: int) -> Tensor:
-        return x.max(dim).values  # amax would share the gradient out among ties
+        return x.max(dim).values  # amax would divide the gradient among ties
 
 
 LOG: Semiring = _Log()
@@ -53,7 +53,7 @@ MAX: Semiring = _Max()
 
 @dataclass(frozen=True)
 class KMax(Semiring):
-    """Lists of the k largest, (k, ...), in falling order; -inf where there are fewer."""
+    """Lists of the k largest, (k, ...), in descending order; -inf where there are fewer."""
 
     k: int
 
@@ -68,8 +68,8 @@ class KMax(Semiring):
 
 @dataclass(frozen=True)
 class Sampling(Semiring):
-    """log Z whose backward pass draws a labelling: the gradient of a sum goes to one of its terms, drawn by
-    its share."""
+    """log Z whose backward pass draws a labelling: the gradient of a sum goes to one of its terms, drawn
+    with its share as probability."""
 
     generator: torch.Generator
 
@@ -78,7 +78,7 @@ class Sampling(Semiring):
 
 
 class _DrawnTerm(torch.autograd.Function):
-    """logsumexp over the last dimension."""
+    """logsumexp over the last dimension, whose gradient goes to one drawn term."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, generator: torch.Generator) -> Tensor:
@@ -95,13 +95,14 @@ class _DrawnTerm(torch.autograd.Function):
 
 
 def draw(p: Tensor, generator: torch.Generator) -> Tensor:
-    """(...) an index of the last dimension, drawn by the probabilities p (..., V)."""
+    """(...) indices into the last dimension, drawn with probabilities p (..., V)."""
     uniform = torch.rand(p.shape[:-1], generator=generator, dtype=p.dtype, device=generator.device)
     return invert(p, uniform.to(p.device))
 
 
 def invert(p: Tensor, uniform: Tensor) -> Tensor:
-    """(...) which entry of p (..., V) a number (...) from [0, 1) falls on; never one of probability 0."""
+    """(...) index of the entry of p (..., V) that a number (...) in [0, 1) falls on; never one of
+    probability 0."""
     total = p.cumsum(-1)
     found = (total <= (uniform * total[..., -1])[..., None]).sum(-1)
     return found.clamp(max=p.shape[-1] - 1)

@@ -1,8 +1,9 @@
 """Structures as plain data: a list of templates, each with potentials of its own.
 
 A template covers tuples of variables: ``node`` each variable by itself, ``next`` each token together with
-the one before it, others what their rule says. Its scores for the labels of a tuple are functions, with a
-GP prior, of the features of that tuple. ``structgp.structures.declare`` has the words for other structures.
+the one before it, and others the tuples that their rule finds. The scores of a template for the labels of a
+tuple are functions, with a GP prior, of the features of that tuple. ``structgp.structures.declare`` has the
+functions that declare other structures.
 """
 
 from __future__ import annotations
@@ -15,38 +16,39 @@ from structgp.errors import InputError
 
 RULES = ("node", "next", "same", "parent", "offset", "edge", "tie", "length")
 """How a template finds its tuples: each variable; each token with those before it; tokens that have a
-feature in common; each node with its parent; pixels at a fixed distance; tuples that an example brings; the
-labels of one token in two layers; whole segments."""
+feature in common; each node with its parent; pixels at a fixed distance; tuples that are given with an
+example; labels in two layers; whole segments."""
 
 LINKS = ("same", "edge")
 """Rules of templates that link distant variables."""
 
 ENDS = ("last", "both", "own")
-"""Whose features a tuple has: its last variable's, those of all its variables, or features of its own that
-the example brings."""
+"""Which features a tuple has: those of its last variable, those of all its variables, or features of its
+own that are given with the example."""
 
 PLACES = dict.fromkeys(("same", "parent", "offset", "tie", "length"), (2, 2)) | {"node": (1, 1)}
-"""Fewest and most labels of a tuple, by rule; 2 to 4 for others."""
+"""Fewest and most labels of a tuple, by rule; 2 to 4 for the other rules."""
 
 LIKELIHOODS = ("exact", "piecewise")
 
 PROGRAMS = ("auto", "exact", "reweighted", "loopy", "gibbs")
-"""How labellings are summed over. The first is exact within a budget and tree-reweighted beyond it."""
+"""How labellings are summed over. 'auto' is exact within a budget and tree-reweighted beyond it."""
 
 
 @dataclass(frozen=True)
 class Template:
     """One kind of potential.
 
-    name : of the template. labels : number of labels in each tuple. features : names of the features that
-    its scores depend on, beside the constant 1; None for all of them. without : names that
+    name : name of the template. labels : number of labels in each tuple. features : names of the features
+    that its scores depend on, in addition to the constant 1; None for all of them. without : names that
     ``features=None`` leaves out. rule : how tuples are found (``RULES``), by default as the name says.
-    ends : whose features a tuple has (``ENDS``). symmetric : True if the order of a tuple does not matter.
-    key, where, every : of 'same', the feature that links tokens, ((feature, values), ...) that both must
-    have, and whether every pair is linked rather than successive ones. offset : of 'offset', (rows,
-    columns) from the first pixel to the second; of 'tie', 0 and how many tokens the first label's comes
-    after the second's. layers : the layer of each place of a tuple, where there
-    are several. longest : of 'length', the longest segment that has a score of its own."""
+    ends : which features a tuple has (``ENDS``). symmetric : True if the order within a tuple does not
+    matter. key, where, every : for 'same', the feature that links tokens, the values ((feature, values),
+    ...) that both tokens must have, and whether every pair is linked rather than only successive tokens.
+    offset : for 'offset', (rows, columns) from the first pixel to the second; for 'tie', 0 and the number
+    of tokens by which the first label comes after the second. layers : the layer of each place in a tuple,
+    where there are several layers. longest : for 'length', the longest segment that has a score of its
+    own."""
 
     name: str
     labels: int = 2
@@ -96,8 +98,8 @@ class Template:
 class Spec:
     """Templates, and the likelihood to train with: 'exact', or 'piecewise' for the piecewise
     pseudo-likelihood. layers : names of the labels that each token has, where it has several. program : how
-    labellings are summed over (``PROGRAMS``). most_entries : table entries per example within which that is
-    exact; None for the usual number. Two specs can be added if templates of the same name are equal."""
+    labellings are summed over (``PROGRAMS``). most_entries : table entries per example up to which 'auto'
+    is exact; None for the default. Two specs can be added if templates of the same name are equal."""
 
     templates: tuple[Template, ...]
     likelihood: str = "exact"
@@ -153,15 +155,14 @@ class Spec:
 
     @property
     def is_linked_chain(self) -> bool:
-        """True for ``chain()``, without features on its transitions, with tables of links beside it, and
-        nothing else."""
+        """True for ``chain()`` without features on transitions, plus tables of links and nothing else."""
         own, links = self.templates[:2], self.templates[2:]
         is_chain = [t.name for t in own] == ["node", "next"] and own[1].is_constant and not self.layers
         return is_chain and bool(links) and all(t.rule in LINKS and t.is_constant for t in links)
 
     @property
     def form(self) -> str:
-        """What an example is: 'sequence', 'grid', 'tree' or 'graph'."""
+        """Kind of example: 'sequence', 'grid', 'tree' or 'graph'."""
         rules = {t.rule for t in self.templates}
         return (
             "grid"
@@ -174,7 +175,7 @@ class Spec:
     def using(self, program: str, most_entries: int | None = None) -> Spec:
         """The same structure with labellings summed by this program: 'exact', 'reweighted' (tree-reweighted
         belief propagation, a bound), 'loopy' (loopy belief propagation, no bound), 'gibbs' (answers by
-        sampling), or 'auto'. most_entries : table entries per example within which 'auto' is exact."""
+        sampling), or 'auto'. most_entries : table entries per example up to which 'auto' is exact."""
         return replace(self, program=program, most_entries=most_entries)
 
     def __add__(self, other: Spec) -> Spec:
@@ -203,7 +204,7 @@ class Spec:
         return words(self)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values, for a model file or ``--structure``."""
+        """The spec as JSON values, for a model file or ``--structure``."""
         told: dict[str, Any] = {"likelihood": self.likelihood}
         told["templates"] = [_template_json(template) for template in self.templates]
         plain = Spec(self.templates, self.likelihood, self.layers)
@@ -237,7 +238,7 @@ KINDS = {
     "ends": "text", "symmetric": "flag", "key": "text", "where": "list", "every": "flag",
     "offset": "numbers", "layers": "names", "longest": "number",
 }  # fmt: skip
-"""What a field of a template is in JSON."""
+"""Kind of JSON value of each field of a template."""
 
 
 def chain(features: Iterable[str] = (), shared: bool = True, order: int = 1) -> Spec:
@@ -245,8 +246,9 @@ def chain(features: Iterable[str] = (), shared: bool = True, order: int = 1) -> 
 
     features : names of token features that the transition into a token depends on (CRF++'s
     ``B01:%x[0,0]``); without any, one table of transition scores serves all positions. shared : False if
-    nodes do not use those features. order : 1; 0 for independent tokens, without transitions; 2 or 3 for
-    scores of each label together with the two or three before it, beside those of shorter stretches.
+    nodes are not to use those features. order : 1 by default; 0 for independent tokens, without
+    transitions; 2 for additional scores of each label together with the two before it, 3 for those and
+    scores together with the three before it.
     """
     names = (features,) if isinstance(features, str) else tuple(features)
     if order not in (0, 1, 2, 3) or isinstance(order, bool):
@@ -261,7 +263,7 @@ def chain(features: Iterable[str] = (), shared: bool = True, order: int = 1) -> 
 
 def piecewise(features: Iterable[str] = (), shared: bool = True) -> Spec:
     """The chain trained with the piecewise pseudo-likelihood, which needs no recursion: O(T V) per sequence
-    and draw. Answers are the chain's."""
+    and draw. Answers are those of the chain."""
     return Spec(chain(features, shared).templates, "piecewise")
 
 
@@ -270,7 +272,7 @@ def _node(names: tuple[str, ...], shared: bool) -> Template:
 
 
 def _template_json(template: Template) -> dict[str, Any]:
-    """All that is not as usual, and the four fields that a chain has."""
+    """The fields that differ from their defaults, and always the four that templates of a chain have."""
     usual = Template(template.name, template.labels, rule=template.rule, key="." if template.key else "")
     found = {}
     for f in fields(Template):
@@ -345,6 +347,6 @@ def _any_of(names: Iterable[str]) -> str:
 
 
 def refuse(place: str, problem: str) -> NoReturn:
-    """InputError for a structure that cannot be."""
+    """Raises InputError for an impossible structure."""
     place = place if place.startswith("structure") else f"structure.{place}"
     raise InputError(place, problem, "build it with chain(), grid() and their like")

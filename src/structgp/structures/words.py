@@ -1,9 +1,9 @@
-"""Structures in short words, as JSON has them: ``{"chain": {"order": 2}, "same": {"key": "word"}}``.
+"""Structures declared in short words, as in JSON: ``{"chain": {"order": 2}, "same": {"key": "word"}}``.
 
-Each word is a function of ``structures.declare`` with its arguments; what they declare adds up. ``same``
-and ``edges`` may be lists, for several of them. ``layers`` has words for each layer. ``program`` and
-``most_entries`` are those of ``Spec.using``. A spec as ``Spec.to_json`` writes it, with ``templates``, is
-taken as well."""
+Each word stands for the function of that name with its arguments; the specs that they declare are added.
+``same`` and ``edges`` may be lists, to declare several. ``layers`` has words for each layer. ``program``
+and ``most_entries`` are the arguments of ``Spec.using``. A spec as ``Spec.to_json`` writes it, with
+``templates``, is accepted as well."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ WORDS: dict[str, tuple[Callable[..., Spec], dict[str, str]]] = {
     "edges": (edges, {"name": "text", "symmetric": "flag", "labels": "number", "features": "flag"}),
     "segments": (segments, {"max_length": "number"}),
 }
-"""The function of each word, and what its arguments are."""
+"""The function of each word, and the kind of each of its arguments."""
 
 SEVERAL, NEEDED = ("same", "edges"), {"same": "key", "edges": "name"}
 OTHERS = ("layers", "program", "most_entries")
 
 
 def spec_from_words(given: Any, place: str = "structure") -> Spec:
-    """The spec that words, or ``Spec.to_json``, declare; InputError naming the field that is wrong."""
+    """The spec that words, or the output of ``Spec.to_json``, declare; InputError naming the wrong
+    field."""
     if isinstance(given, Mapping) and "templates" in given:
         return Spec.from_json(given)
     known = f"known are {', '.join((*WORDS, *OTHERS))}"
@@ -98,7 +99,7 @@ def _using(spec: Spec, given: Mapping[str, Any], place: str) -> Spec:
 
 
 def _fault(value: Any, kind: str) -> str:
-    """What a value must be, '' if it is."""
+    """What a value must be; '' if it is just that."""
     names = isinstance(value, list) and all(isinstance(v, str) for v in value)
     right = {
         "flag": isinstance(value, bool),

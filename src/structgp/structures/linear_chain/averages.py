@@ -1,17 +1,18 @@
-"""Label probabilities of a chain whose scores are Gaussian, by few draws of the rest of a sequence and many
-of each token's own scores.
+"""Label probabilities of a chain whose scores are Gaussian, from few draws of the rest of a sequence and
+many of each token's own scores.
 
-Given the scores of the other tokens, those of token t enter its label's probabilities by themselves alone:
+Given the scores of the other tokens, the scores of token t enter the probabilities of its label only as a
+factor:
 
     p(y_t = v | f_t, rest)  is proportional to  exp(f_tv) m_v(rest),
 
-with m what messages from both sides say of the token. So one pass over the sequence for each of S draws
-gives S messages to every token, and each of them is put together with K points for the token's own scores:
-S K values are averaged for the price of S passes and some products of small matrices. Scores of different
-tokens count as independent, and only their means and variances are needed.
+where m is the product of the messages from both sides. So one pass over the sequence for each of S draws
+gives S messages to every token, and each of them is combined with K points for the token's own scores: S K
+values are averaged for the price of S passes and some products of small matrices. Scores of different
+tokens are treated as independent, and only their means and variances are needed.
 
-Letters: N tokens of B sequences, V labels, R functions; S draws, mirrored; K points, mirrored; the noise of
-draws is that of a token's position, modulo P.
+Letters: N tokens of B sequences, V labels, R functions; S draws, mirrored; K points, mirrored; P positions,
+after which the noise of draws repeats.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from structgp.structures.linear_chain.messages import Logs, steps_back
 from structgp.structures.masks import Rules
 
 N_DRAWS = 16
-"""S. As many numbers in single precision fill a vector instruction."""
+"""S, the number of draws. As many numbers in single precision fill a vector instruction."""
 
 SAFE = 85.0
 """Largest logarithm of a ratio within a message in single precision."""
 
 WORTH_A_THREAD = 400
-"""Tokens from which a second thread pays."""
+"""Smallest number of tokens for which a thread pays off."""
 
 
 @dataclass(frozen=True)
 class GaussianScores:
     """Scores of tokens: mean (N, V) plus basis (V, R) times sd (N, R) times standard normal numbers.
-    begin : (B + 1,) where each sequence begins among the tokens."""
+    begin : (B + 1,) index of the first token of each sequence, and N."""
 
     mean: np.ndarray
     sd: np.ndarray
@@ -50,8 +51,9 @@ class GaussianScores:
 
 
 class ChainAverages:
-    """noise : (P, R, S / 2) and points : (R, K / 2), standard normal numbers, to be mirrored. g : (S, V,
-    V) draws of the scores of transitions. rules : that labellings obey."""
+    """Averaged label probabilities of a chain. noise : (P, R, S / 2), points : (R, K / 2), standard normal
+    numbers, to be mirrored. g : (S, V, V) draws of the scores of transitions. rules : rules that labellings
+    obey."""
 
     def __init__(self, noise: np.ndarray, points: np.ndarray, g: Tensor, rules: Rules | None) -> None:
         V = g.shape[-1]
@@ -81,7 +83,7 @@ class ChainAverages:
             single, spread = np.empty(at.mean.shape, np.float32), np.ones(B, np.float32)
             self._share(at, single, spread)
             found = single.astype(np.float64)
-            # `not <=` so that nan is too wide as well.
+            # `not <=` so that nan counts as too wide as well.
             is_safe = (np.log(spread) + self.width) * self.detour <= SAFE
             left = np.flatnonzero(~is_safe | self._lost(found, at.begin))
         for b in left[np.diff(at.begin)[left] > 0]:
@@ -90,8 +92,8 @@ class ChainAverages:
         return found / found.sum(1, keepdims=True)
 
     def _lost(self, p: np.ndarray, begin: np.ndarray) -> np.ndarray:
-        """(B,) whether a number was too small or too large for single precision: a label that is possible
-        has a probability of 0, or probabilities are not finite."""
+        """(B,) True where a number was too small or too large for single precision: a possible label has a
+        probability of 0, or probabilities are not finite."""
         zero, label = np.nonzero(~(p > 0) | (p == np.inf))
         b = np.searchsorted(begin, zero, side="right") - 1
         d = len(self.before) - 1
@@ -101,7 +103,7 @@ class ChainAverages:
         return lost
 
     def _share(self, at: GaussianScores, out: np.ndarray, spread: np.ndarray) -> None:
-        """Whole sequences to each thread, as many threads as torch uses."""
+        """Shares out whole sequences to at most as many threads as torch uses."""
         given = [np.ascontiguousarray(a, dtype=np.float32) for a in (at.mean, at.sd, at.basis)]
         rest = (*self.single, self.starts, self.ends, at.begin)
         n = max(1, min(torch.get_num_threads(), len(at.mean) // WORTH_A_THREAD))
@@ -118,7 +120,7 @@ class ChainAverages:
             part.result()  # raises what went wrong there
 
     def _in_log_space(self, mean: np.ndarray, sd: np.ndarray, basis: np.ndarray) -> np.ndarray:
-        """(T, V) of one sequence, for any scores."""
+        """(T, V) label probabilities of one sequence, for any scores."""
         T, P = len(mean), len(self.noise)
         own = torch.from_numpy(basis * sd[:, None])  # (T, V, R)
         middle = torch.from_numpy(np.array(mean, dtype=np.float64))
@@ -141,7 +143,7 @@ def reachable(follows: Tensor, starts: np.ndarray, ends: np.ndarray) -> tuple[np
     for first, table in ((starts, step), (ends, step.T)):
         rows = [first]
         while len(rows) == 1 or (rows[-1] != rows[-2]).any():
-            if len(rows) > 2 * len(first) ** 2:  # they take turns: what can ever stand there
+            if len(rows) > 2 * len(first) ** 2:  # rows alternate: all that can ever stand there
                 rows[-1] = np.any(rows, axis=0)
                 break
             rows.append((rows[-1][:, None] & table).any(0))
@@ -153,7 +155,7 @@ def reachable(follows: Tensor, starts: np.ndarray, ends: np.ndarray) -> tuple[np
 
 @cache
 def compiled_averages() -> Any:
-    """``average_sequences``; None where numba is not installed, or cannot work with what is."""
+    """``average_sequences``; None where numba is not installed, or does not work here."""
     try:
         from structgp.structures.linear_chain.compiled_averages import average_sequences
     except (ImportError, OSError, RuntimeError, SystemError):

@@ -3,7 +3,7 @@
 p(y | f, g) = exp(sum_t f[t, y_t] + sum_t g[y_t-1, y_t]) / Z(f, g),
 
 with one table g for all positions or one per position. ``ChainProgram`` sums over labellings,
-``TokenProgram`` does so without transitions, and ``Chain`` is the likelihood that they make.
+``TokenProgram`` does so without transitions, and ``Chain`` is the likelihood that uses them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from structgp.structures.spec import Spec
 
 
 class Chain(Structure):
-    """Linear-chain structured softmax over the labellings that ``rules`` allow, of the templates that
+    """Linear-chain structured softmax over the labellings that ``rules`` allow, with the templates that
     ``spec`` declares. Labels y that are missing (negative) are summed out. With ``chain(order=0)`` tokens
     are independent and g is not read. Cost O(S B T V^2) unless a method says otherwise."""
 
@@ -57,9 +57,9 @@ class Chain(Structure):
     def fixed_draws(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, weight: Tensor
     ) -> FixedDraws | FusedDraws | None:
-        """For draws that differ from their mean by fixed scores f and g: what gives the expected
-        log-likelihood and its slopes at any mean, several times as fast as ``log_prob`` and autograd; None
-        where it cannot."""
+        """For draws that differ from their mean by fixed scores f and g: an object that computes the
+        expected log-likelihood and its slopes at any mean, several times as fast as ``log_prob`` and
+        autograd. None where that is not possible."""
         if self.spec.next is None or type(self).log_prob is not Chain.log_prob:
             return None
         return fixed_draws(compile(self.spec, Layout(mask), self.rules), f, g, y, weight)
@@ -83,9 +83,10 @@ class Chain(Structure):
     def likely_spans(
         self, f: Tensor, g: Tensor, mask: Tensor, share: Tensor, inside: Tensor, parts: Tensor, least: float
     ) -> list[list[tuple[int, int, int, float]]] | None:
-        """What ``answers.spans.likely_spans`` finds, by compiled loops; None where there are none."""
+        """The result of ``answers.spans.likely_spans``, by compiled loops; None where these are not
+        available."""
         tables, edges = (f, g)[1 : self._n_scores], [torch.ones(f.shape[-1], dtype=torch.bool)] * 2
-        if self.rules is not None:  # the scores of nodes are many: what they must not be is told apart
+        if self.rules is not None:  # node scores are many: their rules are passed separately
             tables = self.rules.restrict((f[:, :1, :1], *tables), mask[:1, :1])[1:]
             edges = [self.rules.starts, self.rules.ends]
         table = tables[0] if tables else f.new_zeros((len(f), *parts.shape))
@@ -98,10 +99,10 @@ class Chain(Structure):
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
     ) -> Curvature:
         """Exact second moments of nodes, the same for every y without a missing label, and of a shared
-        table; cost O(S B T^2 V^3). Tables by position have those of ``local_curvature``, and so have
-        transitions of sequences with a missing label. Positions whose label is missing count as flat, so
-        that what they leave is concave. Evidence shrinks the moments to what it takes away of each
-        position's (``masks.shrunk``)."""
+        table; cost O(S B T^2 V^3). Tables by position, and transitions of sequences with a missing label,
+        have those of ``local_curvature``. Positions whose label is missing have curvature 0, so that the
+        result is that of a concave function. With evidence, the moments are scaled down to the part of each
+        position's variance that it removes (``masks.shrunk``)."""
         with torch.no_grad():
             found = chain_curvature(*self.walk(f, g, mask), mask, basis)
             if y.is_floating_point():
@@ -122,7 +123,7 @@ class Chain(Structure):
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
     ) -> Curvature:
         """Variances of each label, and of each label with the next one. With labels missing, or evidence in
-        their place, what those variances lose by what is known; what they gain counts as flat."""
+        their place, the decrease of these variances by what is known; an increase counts as 0."""
         with torch.no_grad():
             program = compile(self.spec, Layout(mask), self.rules)
             scores = program.restrict((f, g)[: self._n_scores])
@@ -137,9 +138,8 @@ class Chain(Structure):
 
 
 class ChainProgram(Program):
-    """Linear chain. Under the log semiring the compiled loops, torch recursions and kernels of
-    ``messages``; under the others one loop over positions. Cost O(S B T V^2) of every answer, times n for
-    the n best."""
+    """Linear chain. The log semiring uses the compiled loops, torch recursions and kernels of ``messages``;
+    the others use one loop over positions. Every answer costs O(S B T V^2), times n for the n best."""
 
     def log_total(self, scores: Scores, semiring: Semiring) -> Tensor:
         f, g = scores
@@ -148,7 +148,7 @@ class ChainProgram(Program):
     def recursion(self, f: Tensor, g: Tensor, semiring: Semiring) -> Tensor:
         """The sum over labellings, position by position, under any semiring."""
         mask, steps = self.layout.mask, f.unbind(2)
-        # A sequence of nothing has one labelling, of score 0.
+        # An empty sequence has one labelling, of score 0.
         alone = f.new_full((f.shape[-1],), -torch.inf)
         alone[0] = 0
         first = steps[0] if steps else alone.expand(len(f), len(mask), -1)
@@ -179,11 +179,11 @@ class ChainProgram(Program):
         return self.best(self.restrict(scores), 1)[0].squeeze(2)
 
     def best(self, scores: Scores, n: int) -> tuple[Tensor, Tensor]:
-        """Viterbi's recursion: every label keeps the n best ways to get there. Several times as fast as the
-        derived answer, which needs a graph of all positions."""
+        """Viterbi's recursion: every label keeps the n best paths that lead to it. Several times as fast as
+        ``Program.best``, which needs an autograd graph of all positions."""
         f, g, mask, V = *(x.detach() for x in scores), self.layout.mask, scores[0].shape[-1]
         score = f.new_full((*f.shape[:2], V, n), -torch.inf)
-        score[..., 0, 0] = 0  # a sequence of nothing has one labelling
+        score[..., 0, 0] = 0  # an empty sequence has one labelling
         if f.shape[2]:
             score[..., 0] = torch.where(mask[:, :1], f[:, :, 0], score[..., 0])
         origins, stay = [], torch.arange(V * n, device=f.device).view(V, n)
@@ -196,7 +196,7 @@ class ChainProgram(Program):
                 best, origin = ways.topk(n, -1)
             here = mask[:, t, None, None]
             score = torch.where(here, best + f[:, :, t, :, None], score)
-            origins.append(torch.where(here, origin, stay))  # entry i n + k: way k to label i
+            origins.append(torch.where(here, origin, stay))  # entry i n + k: path k to label i
         total = score.flatten(-2)
         found, entry = total.max(-1, keepdim=True) if n == 1 else total.topk(n, -1)
         labels = [entry // n]
@@ -206,7 +206,7 @@ class ChainProgram(Program):
         return torch.where(mask[:, None], torch.stack(labels[::-1], -1)[..., : f.shape[2]], 0), found
 
     def sample(self, scores: Scores, generator: Generator) -> Tensor:
-        # From first to last along the walk: a third of the time of the derived way.
+        # From first to last along the walk: a third of the time of ``Program.sample``.
         mask, at_once, found = self.layout.mask, draws_at_once(scores[0]), []
         for f, g in zip(*(x.split(at_once) for x in self.restrict(scores)), strict=True):
             node, step = pass_messages(f, g, mask).walk()
@@ -228,7 +228,7 @@ class ChainProgram(Program):
 
 
 class TokenProgram(Program):
-    """Independent tokens. Cost O(S B T V) of every answer, times n for the n best."""
+    """Independent tokens. Every answer costs O(S B T V), times n for the n best."""
 
     def log_total(self, scores: Scores, semiring: Semiring) -> Tensor:
         (f,), mask = scores, self.layout.mask

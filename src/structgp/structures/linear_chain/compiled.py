@@ -1,14 +1,14 @@
 """Forward-backward in probability space, compiled by numba: no Python within the loop.
 
-One chain at a time, all its numbers in the nearest cache: potentials are read and gradients written, and
-nothing else goes to memory. Messages are in double precision even where potentials are not: in a cache that
-costs next to nothing, and wide potentials need no second try. The backward pass does the forward pass again
-rather than keep its messages: fresh memory for them costs more than they do. A product of a message and the
-transitions is V sums along rows, which the compiler makes vector instructions of; they add in an order of
-their own, so results differ from those of ``Scaled`` by rounding. Threads share out units of whole chains:
-the result does not depend on how many there are.
+One chain at a time, with all its numbers in the nearest cache: potentials are read from memory, gradients
+are written to it, and nothing else. Messages are in double precision even where potentials are not: in the
+cache that costs next to nothing, and wide potentials need no second try. The backward pass repeats the
+forward pass rather than keep its messages: fresh memory for them would cost more than computing them again.
+The product of a message and the transitions is V sums along rows, which the compiler turns into vector
+instructions; these add in a different order, so results differ from those of ``Scaled`` by rounding. Units
+of whole chains are shared out to threads, so the result does not depend on how many there are.
 
-Needs numba (``structgp[fast]``), which compiles at the first use and keeps the result in a file.
+Needs numba (``structgp[fast]``), which compiles at the first use and keeps the compiled code in a file.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from torch import Tensor
 from structgp.structures.linear_chain.lane_exp import exp_in_place
 from structgp.threads import share
 
-# A unit of work: up to so many chains of one draw. Gradients of a shared table are summed unit by unit.
+# Most chains in a unit of work, all of one draw. Gradients of a shared table are summed unit by unit.
 CHAINS_AT_ONCE = 16
-# What the backward pass leaves beside node marginals: gradients in g, transition matrices, or variances.
+# What the backward pass gives beside node marginals: gradients in g, transition matrices, or variances.
 GRADIENTS, STEPS, VARIANCES = range(3)
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
@@ -38,10 +38,10 @@ _reordered = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contra
 class Compiled:
     """``Messages`` for float32 and float64 on the CPU.
 
-    ``spread`` : largest log-ratio within a message that the potentials allow; inf or nan where some of them
-    are. ``finite_spread`` : the same of those that are not -inf; ``is_barred`` : whether some are, of
-    tokens that are neither first nor last. log Z is -inf where a sequence has no labelling. With tables by
-    position their exponentials, O(T V^2) per sequence, are most of the work."""
+    ``spread`` : largest log-ratio within a message that the potentials allow; inf or nan where some
+    potentials are. ``finite_spread`` : the same without potentials of -inf. ``is_barred`` : whether tokens
+    other than the first and the last have potentials of -inf. log Z is -inf where a sequence has no
+    labelling. With tables by position their exponentials, O(T V^2) per sequence, are most of the work."""
 
     def __init__(self, f: Tensor, g: Tensor, mask: Tensor) -> None:
         self._shape, self._shared = f.shape, g.dim() == 3
@@ -53,18 +53,18 @@ class Compiled:
         self.finite_spread, self.is_barred = float(spread[1].max()), bool(spread[2].any())
 
     def _empty(self, *shape: int) -> np.ndarray:
-        # NumPy asks for large pages, torch does not: a first touch would cost more than the work.
+        # NumPy asks for large pages, torch does not: first use of its memory would cost more than the work.
         return np.empty(shape, self._given[0].dtype)
 
     def _share(self, work: Callable[..., object], *arrays: Any) -> None:
-        """Units first..last of the work to each thread."""
+        """Shares out the units of work to threads, first..last to each."""
         S, B, T, V = self._shape
         units = S * -(-B // CHAINS_AT_ONCE)
         share(partial(work, *self._given, *arrays), units, S * B * T * V * V)
 
     @property
     def ends_nowhere(self) -> bool:
-        """Whether a sequence has no labelling at all."""
+        """True if some sequence has no labelling at all."""
         return bool((self.log_z == -torch.inf).any())
 
     def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,7 +83,7 @@ class Compiled:
 
     def _passes(self, what: int, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Node marginals (S, B, T, V) times weight (S, B), and tables (S, B, T-1, V, V): with one shared
-        table, those of gradients are (S, units of a draw, 1, V, V), and of variances (S, B, 1, V, V)."""
+        table, gradients are (S, units of a draw, 1, V, V), and variances (S, B, 1, V, V)."""
         S, B, T, V = self._shape
         rows = -(-B // CHAINS_AT_ONCE) if self._shared and what == GRADIENTS else B
         steps = 1 if self._shared and what != STEPS else T - 1
@@ -95,7 +95,8 @@ class Compiled:
 
 @_reordered
 def _multiply(matrix: Any, vector: Any, out: Any) -> None:
-    """Four rows at a time: a vector that is loaded serves all of them."""
+    """out <- matrix times vector, four rows at a time: a number of the vector that is loaded serves all
+    four."""
     row, zero = 0, vector.dtype.type(0)
     while row + 4 <= len(out):
         a = b = c = d = zero
@@ -116,8 +117,8 @@ def _multiply(matrix: Any, vector: Any, out: Any) -> None:
 
 @_compiled
 def _add_transitions(alpha: Any, passed: Any, n: int, weight: Any, table: Any) -> None:
-    """table (V, V) += weight * sum_t alpha[t - 1] passed[t]^T, four positions at a time: one way to the
-    memory of ``table`` for four sums."""
+    """table (V, V) += weight * sum_t alpha[t - 1] passed[t]^T, four positions at a time: ``table`` is read
+    and written once for four terms."""
     V, t = len(table), 1
     while t + 4 <= n:
         for i in range(V):
@@ -140,8 +141,9 @@ def _add_transitions(alpha: Any, passed: Any, n: int, weight: Any, table: Any) -
 def _set_tables(
     what: int, alpha: Any, edge: Any, shared: bool, beta: Any, passed: Any, n: int, weight: Any, out: Any
 ) -> None:
-    """out (T-1, V, V) <- at each position weight times the probabilities of transitions, or transition
-    matrices of the posterior, or p (1 - p), which is summed over positions if out is (1, V, V)."""
+    """out (T-1, V, V) <- at each position, according to ``what``: weight times the probabilities of
+    transitions, the transition matrix of the posterior, or p (1 - p), which is summed over positions if out
+    is (1, V, V)."""
     V = out.shape[1]
     out[0 if what == VARIANCES else max(n - 1, 0) :].fill(0)
     for t in range(n - 1):
@@ -171,8 +173,8 @@ def _sum(x: Any) -> Any:
 @_compiled
 def _exponentiate(x: Any, n: int, out: Any) -> Any:
     """Row t of out (T, W) <- exp(x[t] - max x[t]), for the first n rows of x. Returns the sum of the
-    maxima; the largest spread within a row, nan where there is one; the same without -inf; and whether a
-    row has -inf that is neither the first nor the last."""
+    maxima; the largest spread within a row, nan if there is a nan; the same without -inf; and whether a row
+    other than the first and the last has -inf."""
     total, spread, n = 0.0, x.dtype.type(0), max(n, 0)
     finite, barred = x.dtype.type(0), False
     for t in range(n):
@@ -198,7 +200,8 @@ def _exponentiate(x: Any, n: int, out: Any) -> Any:
 
 @_compiled
 def _exponentiate_edges(g: Any, n: int, edge: Any, edge_t: Any) -> Any:
-    """The same of the first n tables (T-1, V, V), each as one row, and their transposes."""
+    """``_exponentiate`` of the first n tables g (T-1, V, V), each as one row; edge_t <- their
+    transposes."""
     V = g.shape[1]
     found = _exponentiate(g.reshape(len(g), V * V), n, edge.reshape(len(g), V * V))
     for t in range(n):
@@ -212,8 +215,9 @@ def _exponentiate_edges(g: Any, n: int, edge: Any, edge_t: Any) -> Any:
 def _forward_chain(
     node: Any, edge_t: Any, shared: bool, n: int, alpha: Any, prior: Any, inverse: Any
 ) -> float:
-    """The sum of the logarithms of the scales. Row t of alpha (T, V) <- the message at t, which sums to 1;
-    of prior (T, V) <- what t is told by the position before; inverse (T,) <- 1 / scale."""
+    """Returns the sum of the logarithms of the scales. Row t of alpha (T, V) <- the message at t, scaled to
+    sum to 1; row t of prior (T, V) <- the message that t gets from the position before; inverse (T,) <- 1 /
+    scale."""
     smallest = np.finfo(node.dtype).tiny
     log_scale, scale = 0.0, 1.0
     for t in range(n):
@@ -230,7 +234,7 @@ def _forward_chain(
         for v in range(node.shape[1]):
             alpha[t, v] *= inverse[t]
         scale *= total
-        if not 1e-200 < scale < 1e200:  # a logarithm costs more than the test whether it can wait
+        if not 1e-200 < scale < 1e200:  # a logarithm costs more than testing whether it can wait
             log_scale += math.log(scale)
             scale = 1.0
     return log_scale + math.log(scale)
@@ -240,8 +244,8 @@ def _forward_chain(
 def _backward_chain(
     node: Any, edge: Any, shared: bool, n: int, inverse: Any, beta: Any, passed: Any
 ) -> None:
-    """Row t of beta (T, V) <- what all that follows says of position t; of passed (T, V) <- what t then
-    passes back to the position before."""
+    """Row t of beta (T, V) <- the message that position t gets from all that follows; row t of passed
+    (T, V) <- what t then passes back to the position before."""
     for t in range(n - 1, -1, -1):
         if t == n - 1:
             beta[t].fill(1)

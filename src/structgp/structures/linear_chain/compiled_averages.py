@@ -44,8 +44,8 @@ def _inner(x: Any, y: Any) -> Any:
 
 @_compiled
 def _messages(node: Any, table: Any, n: int, V: int, rest: Any, inverse: Any, told: Any) -> None:
-    """rest (n, V, L) <- what the rest of the sequence says of each token under each draw, in any scale.
-    node : (n, V, L); table : (V, V, L); inverse, told : room."""
+    """rest (n, V, L) <- the message that each token gets from the rest of the sequence under each draw, on
+    any scale. node : (n, V, L); table : (V, V, L); inverse, told : work space."""
     VL = V * L
     rest[:VL] = 1
     for t in range(n):
@@ -58,7 +58,7 @@ def _messages(node: Any, table: Any, n: int, V: int, rest: Any, inverse: Any, to
         for v in range(V):
             multiply(told, L * v, told, L * v, inverse, t * L)
     for t in range(n - 2, -1, -1):
-        # told[:VL] <- what the next token passes back; told[VL:] <- what that says of this one
+        # told[:VL] <- what the next token passes back; told[VL:] <- what of it arrives at this one
         for v in range(V):
             multiply(told, L * v, node, (t + 1) * VL + L * v, inverse, (t + 1) * L)
             if t + 2 < n:
@@ -73,7 +73,7 @@ def _sums(
     out: Any, o: int, apart: int, rows: int, n: int, x: Any, i: int, step: int, across: int, b: Any, j: int,
     along: int,
 ) -> None:  # fmt: skip
-    """``four_sums`` of any number of rows; up to three more are written."""
+    """``four_sums`` for any number of rows; up to three rows more are written."""
     row = 0
     while row < rows:
         if rows - row > FOUR:
@@ -86,8 +86,9 @@ def _sums(
 
 @_compiled
 def _factors(mixed: Any, V: int, R: int, normal: Any, at: int, width: int, room: Any, out: Any) -> bool:
-    """out (V, width) <- exp of what normal numbers (R, width), from ``at`` on, add to the score of each
-    label. mixed : (V, R); room : (L,). False where that is too much for single precision."""
+    """out (V, width) <- exp of mixed (V, R) times normal numbers (R, width), from ``at`` on: what these add
+    to the score of each label. room : (L,) work space. Returns False if that is too much for single
+    precision."""
     for first in range(0, width, L):
         _sums(out, first, width, V, R, mixed, 0, 1, R, normal, at + first, width)
     largest_square(room, 0, V * width // L, out, 0)
@@ -103,8 +104,8 @@ def _average(
     said: Any, factor: Any, mirror: int, V: int, half: int, weight: Any, total: Any, out: Any
 ) -> None:
     """out (V,) <- the probabilities of a token's labels, averaged over all draws and points. said : (V, L),
-    what a draw says of the token; factor : (V, K / 2), what a point says of it, and behind it, from
-    ``mirror`` on, what mirrored points say; weight, total : room."""
+    potentials of the token under each draw; factor : (V, K / 2), factors of each point, followed, from
+    ``mirror`` on, by those of mirrored points; weight, total : work space."""
     other = (V + FOUR) * L
     for side in range(2):
         _sums(weight, 0, L, half, V, factor, side * mirror, half, 1, said, 0, L)
@@ -118,7 +119,8 @@ def _average(
 
 @_compiled
 def _levels(mean: Any, open: Any, level: Any) -> None:
-    """level (V,) <- exp of mean scores, the highest as 1, and 0 for labels that are not open."""
+    """level (V,) <- exp of mean scores, scaled so that the highest is 1, and 0 for labels that are not
+    open."""
     high = np.float32(-np.inf)
     for v in range(len(mean)):
         high = max(high, mean[v]) if open[v] else high
@@ -138,7 +140,7 @@ def _mix(basis: Any, sd: Any, mixed: Any) -> None:
 
 @_compiled
 def _put_levels(level: Any, node: Any, high: Any, low: Any) -> Any:
-    """node (V, L) is multiplied by level (V,). Returns the largest ratio of two numbers of one draw."""
+    """Multiplies node (V, L) by level (V,). Returns the largest ratio of two numbers of one draw."""
     V, widest = len(level), np.float32(1)
     for v in range(V):
         scale(node, L * v, node, L * v, level, v)
@@ -153,12 +155,13 @@ def average_sequences(
     mean: Any, sd: Any, basis: Any, noise: Any, points: Any, table: Any, starts: Any, ends: Any,
     begin: Any, first: int, last: int, out: Any, spread: Any,
 ) -> None:  # fmt: skip
-    """out (N, V) <- probabilities of the tokens of sequences first..last; spread (B,) <- the largest ratio
-    of two node potentials of a token under a draw, of each sequence.
+    """out (N, V) <- probabilities of the tokens of sequences first..last; spread (B,) <- for each sequence
+    the largest ratio of two node potentials of a token under a draw.
 
     mean : (N, V); sd : (N, R); basis : (V, R); noise : (P R, L), mirrored; points : (R, K / 2), to be
     mirrored; table : (V, V, L), exponentials of the scores of transitions; starts, ends : (V,) whether a
-    sequence may begin or end with a label; begin : (B + 1,) where sequences begin among the tokens."""
+    sequence may begin or end with a label; begin : (B + 1,) index of the first token of each sequence, and
+    N."""
     V, R, half, VL = mean.shape[1], sd.shape[1], points.shape[1], mean.shape[1] * L
     positions, mirror, longest = len(noise) // R, (V + FOUR) * half, 0
     for b in range(first, last):

@@ -1,8 +1,8 @@
 """Second moments of Markov chains (``second_moments``), compiled by numba.
 
-One start t of one chain at a time, all its numbers in the nearest cache, for as long as anything is left of
-what y_t tells: short chains do not wait for long ones, nor chains that forget soon for one that does not.
-Letters as in ``second_moments``."""
+One start t of one chain at a time, with all its numbers in the nearest cache, and only as far as y_t still
+tells anything about later labels: short chains do not wait for long ones, nor chains that forget soon for
+one that does not. Letters as in ``second_moments``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from structgp.structures.base import Curvature
 from structgp.threads import share
 
 DISTANCES = 8
-"""About how far a chain remembers, to judge whether a second thread pays."""
+"""About how many positions a chain remembers, used to judge whether a second thread pays off."""
 
 _reordered = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 
@@ -26,7 +26,7 @@ _reordered = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contra
 def curvature_of(
     node: Tensor, step: Tensor, mask: Tensor, basis: Tensor | None, negligible: float
 ) -> Curvature:
-    """As of ``chain_curvature``. Cost O(S B T d V^2 (V + R)) where chains forget within d positions."""
+    """Like ``chain_curvature``. Cost O(S B T d V^2 (V + R)) where chains forget within d positions."""
     S, B, T, V = node.shape
     given = node.contiguous().numpy(), step.contiguous().numpy(), mask.sum(-1).numpy()
     along = np.eye(V) if basis is None else basis.double().contiguous().numpy()
@@ -53,10 +53,10 @@ def _moments(
     node: Any, step: Any, lengths: Any, basis: Any, of_labels: bool, negligible: float, nodes: Any,
     counts: Any, first: int, last: int,
 ) -> None:  # fmt: skip
-    """Of chains first..last: nodes (B, R, T, T) and counts (B, V, V) <- means over draws.
+    """For chains first..last: nodes (B, R, T, T) and counts (B, V, V) <- means over draws.
 
-    What y_t = j changes in the probability of y_t+d = i is ``here[i, j]``, C[t, t + d](j, i) less the
-    marginal; the columns after V are its sums over p(y_t = j) times each direction."""
+    ``here[i, j]`` is the change that y_t = j makes to the probability of y_t+d = i, C[t, t + d](j, i) minus
+    the marginal; the columns from V on are its sums over j, weighted by p(y_t = j) times each direction."""
     S, _, _, V = node.shape
     R, W = basis.shape[1], V if of_labels else V + basis.shape[1]
     here, there, found = np.empty((V, W)), np.empty((V, W)), np.empty((V, V))

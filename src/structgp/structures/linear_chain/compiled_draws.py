@@ -1,16 +1,17 @@
 """log Z of a chain and its slopes, averaged over draws that differ from their mean by fixed amounts;
 compiled by numba.
 
-Exponentials of the amounts are taken once, so that an evaluation at another mean only multiplies. Eight
+Exponentials of the amounts are computed once, so that an evaluation at another mean only multiplies. Eight
 draws of a number lie side by side in memory and fill vector instructions, whatever the number of labels:
-draws of one sequence, or where those are fewer, of several sequences of the same length, a pack.
+draws of one sequence or, where there are fewer, of several sequences of the same length, a pack.
 
-All is done in probability space, one pass forward and one back. What the first loses, because it became 0
-or nearly so, the second still counts, so the two disagree about the sum wherever that matters. A score of
-the table that became 0 is lost to both; but where that matters, the label that it leads to is hardly told
-by the one before and probable all the same, which makes a number of the pass back very large.
-``_both_ways`` looks for either. Scores of a position that became 0 could go unnoticed, so their width is
-bounded (``WIDEST``). A pack that fails is summed in logarithms (``compiled_logs``).
+All is done in probability space, with one pass forward and one back. What the forward pass loses, because
+it became 0 or nearly so, the backward pass still counts, so the two disagree about the sum wherever that
+matters. An entry of the table that became 0 is lost to both; but where that matters, the label that it
+leads to gets almost nothing from the label before and is probable all the same, which makes a number of the
+backward pass very large. ``_both_ways`` looks for both signs. Scores of a position that became 0 could go
+unnoticed, so their width is bounded (``WIDEST``). A pack that fails is summed in log space
+(``compiled_logs``).
 
 Letters: S draws in K blocks, L = 8 lanes of a block, G sequences of a pack with L / G lanes each, B
 sequences, T positions, V labels."""
@@ -45,20 +46,21 @@ from structgp.structures.linear_chain.lane_rows import FOUR, aligned, step
 L = LANES
 LOG_2 = math.log(2)
 PACKS_AT_ONCE = 16
-"""Packs of a unit of work. Slopes of the table are summed unit by unit, so that the result does not
-depend on the number of threads."""
+"""Number of packs in a unit of work. Slopes of the table are summed unit by unit, so that the result does
+not depend on the number of threads."""
 
 MOST_LOST, LARGEST = 1e-8, 1e150
-"""Share of the sum that the pass forward may have lost; and the largest number of the pass back, that of a
-label which is probable though the one before tells it with less than exp(-345). Its square is a number."""
+"""Largest share of the sum that the forward pass may lose; and the largest number that the backward pass
+may reach, with a label that is probable though it gets less than exp(-345) from the label before. The
+square of that number is still finite."""
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 
 
 @_compiled
 def _levels(mean: Any, level: Any, n: int) -> Any:
-    """level (n, V) <- exp of mean scores (n, V), the highest of each position as 1. Returns the sum of the
-    highest, and the largest difference within a position."""
+    """level (n, V) <- exp of mean scores (n, V), scaled so that the highest of each position is 1. Returns
+    the sum of the highest scores, and the largest difference within a position."""
     total, widest = 0.0, 0.0
     for t in range(n):
         high, low = mean[t, 0], mean[t, 0]
@@ -75,7 +77,7 @@ def _levels(mean: Any, level: Any, n: int) -> Any:
 @_compiled
 def _pack_levels(mean: Any, pack: Any, n: int, level: Any, highest: Any, widest: Any, lanes: Any) -> None:
     """lanes (n, V, L) <- ``_levels`` of the sequences of a pack (G,), each in lanes of its own; highest
-    (G,) and widest (B,) <- what it returns. Where there is no sequence (-1), the first one stands."""
+    (G,) and widest (B,) <- what it returns. Where there is no sequence (-1), the first one is used."""
     G, V = len(pack), mean.shape[2]
     own = L // G
     for g in range(G):
@@ -101,9 +103,9 @@ def _forward(
     factor: Any, level: Any, table: Any, n: int, V: int, node: Any, prior: Any, alpha: Any, inverse: Any,
     room: Any, log_z: Any,
 ) -> None:  # fmt: skip
-    """node, prior, alpha (n, V, L) and inverse (n, L) <- potentials, what a position is told by the one
-    before, messages that sum to 1, and 1 / what they summed to; log_z (L,) <- log Z. factor, level : (n, V,
-    L); table : (V, V, L); room : (3, L)."""
+    """node, prior, alpha (n, V, L) and inverse (n, L) <- potentials, messages from the position before,
+    messages at the position, scaled to sum to 1, and 1 / scale; log_z (L,) <- log Z. factor, level :
+    (n, V, L); table : (V, V, L); room : (3, L) work space."""
     VL = V * L
     prior[:VL] = 1
     room[:L], room[L : 2 * L] = 1, 0  # product of the scales, and exponents taken out of it
@@ -128,7 +130,7 @@ def _backward(
     node: Any, prior: Any, inverse: Any, table: Any, n: int, V: int, passed: Any, room: Any
 ) -> None:
     """passed (n, V, L) <- what a position passes back to the one before; node (n, V, L) <- probabilities of
-    labels. room : (V, L)."""
+    labels. room : (V, L) work space."""
     VL = V * L
     for t in range(n - 1, -1, -1):
         at = t * VL
@@ -144,8 +146,9 @@ def _backward(
 
 @_compiled
 def _both_ways(factor: Any, level: Any, table: Any, n: int, V: int, rooms: Any) -> bool:
-    """Fills the ``_rooms`` of a block of draws by both passes. Returns whether nothing was lost: the
-    probabilities of the first position's labels sum to 1, as what went forward is what came back."""
+    """Fills the ``_rooms`` of a block of draws by both passes. Returns True if nothing was lost: the
+    probabilities of the first position's labels sum to 1, so that both passes agree, and no number of the
+    backward pass is too large."""
     node, prior, alpha, passed, inverse, log_z, room = rooms
     _forward(factor, level, table, n, V, node, prior, alpha, inverse, room, log_z)
     _backward(node, prior, inverse, table, n, V, passed, room)
@@ -160,7 +163,8 @@ def _both_ways(factor: Any, level: Any, table: Any, n: int, V: int, rooms: Any) 
 
 @_compiled
 def _rooms(T: int, V: int, like: Any) -> Any:
-    """For ``_both_ways``: node, prior, alpha, passed (T, V, L), inverse (T, L), log_z (L,), and more."""
+    """Arrays for ``_both_ways``: node, prior, alpha, passed (T, V, L), inverse (T, L), log_z (L,), and work
+    space."""
     node, prior = aligned(T * V * L, like), aligned(T * V * L, like)
     alpha, passed = aligned(T * V * L, like), aligned(T * V * L, like)
     return node, prior, alpha, passed, aligned(T * L, like), aligned(L, like), aligned(max(V, 3) * L, like)
@@ -168,8 +172,8 @@ def _rooms(T: int, V: int, like: Any) -> Any:
 
 @_compiled
 def _width(pack: Any, widest: Any, added: float) -> float:
-    """Largest difference between scores of one position of a pack, as far as ``widest`` (B,), of the mean
-    scores, and ``added``, of what draws add, tell. Not a number where the mean scores are none."""
+    """Bound of the difference between scores of one position of a pack: ``widest`` (B,), that of the mean
+    scores, plus ``added``, that of what draws add. nan where the mean scores are nan."""
     found = 0.0
     for b in pack:
         if b >= 0 and not widest[b] + added <= found:
@@ -195,8 +199,8 @@ def _add_transitions(alpha: Any, passed: Any, n: int, V: int, weight: Any, out: 
 
 @_compiled
 def _tables(edge: Any, mean: Any) -> Any:
-    """(K, V V L) edge, exponentials of what draws add to the table, times those of the mean table (V, V),
-    whose largest entry counts as 1."""
+    """(K, V V L) edge, exponentials of what draws add to the table, times the exponentials of the mean
+    table (V, V), scaled so that the largest is 1."""
     V, found = len(mean), np.empty_like(edge)
     level = (mean - mean.max()).reshape(V * V)
     exp_in_place(level)
@@ -211,14 +215,15 @@ def draw_totals(
     factor: Any, edge: Any, logs: Any, packs: Any, mean: Any, table: Any, lengths: Any, weight: Any,
     known: Any, sign: float, log_z: Any, nodes: Any, tables: Any, first: int, last: int,
 ) -> None:  # fmt: skip
-    """Of the packs of units first..last: log_z (B,) <- log Z averaged over draws, without what factors and
-    tables were divided by, less the mean scores of known labels, not finite where some draw has no
-    labelling; nodes (B, T, V) <- its slopes in the mean scores, times sign and weight (B,); tables (units,
-    V, V) <- those of log Z in the mean table, times weight, summed over the unit.
+    """For the packs of units first..last: log_z (B,) <- log Z averaged over draws, without what factors and
+    tables were divided by, minus the mean scores of known labels; not finite where some draw has no
+    labelling. nodes (B, T, V) <- its slopes in the mean scores, times sign and weight (B,). tables
+    (units, V, V) <- the slopes of log Z in the mean table, times weight, summed over the unit.
 
     factor : (packs, K, T V L) and edge : (K, V V L), exponentials of what draws add to the scores, at most
-    1; logs : what ``pack_in_logs`` needs of them, see ``fixed_draws``; packs : (packs, G) sequences, -1 for
-    none; mean : (B, T, V) and table (V, V), mean scores; known : (B, T) labels, -1 where there are none."""
+    1; logs : what ``pack_in_logs`` needs to know of them, see ``fixed_draws``; packs : (packs, G)
+    sequences, -1 for none; mean : (B, T, V) and table (V, V), mean scores; known : (B, T) labels, -1 where
+    there are none."""
     (_, T, V), G, (edge_logs, is_log, added) = mean.shape, packs.shape[1], logs
     K, VL, own, ratios = len(edge), mean.shape[2] * L, L // packs.shape[1], _tables(edge, table)
     rooms, level, high = _rooms(T, V, mean), np.empty((T, V)), table - table.max()
@@ -261,8 +266,8 @@ def _give_back(
     pack: Any, n: int, K: int, highest: Any, total: Any, summed: Any, mean: Any, weight: Any, known: Any,
     sign: float, log_z: Any, nodes: Any,
 ) -> None:  # fmt: skip
-    """log_z and nodes of the sequences of a pack (G,), as of ``draw_totals``, from sums over its K blocks:
-    total (L,) of log Z and summed (n, V, L) of label probabilities."""
+    """Sets log_z and nodes of the sequences of a pack (G,), as in ``draw_totals``, from sums over its K
+    blocks: total (L,) of log Z and summed (n, V, L) of label probabilities."""
     V, own = mean.shape[2], L // len(pack)
     for g in range(len(pack)):
         b = pack[g]
@@ -281,7 +286,7 @@ def _give_back(
 
 @_compiled
 def _in_lanes(basis: Any) -> Any:
-    """(R, V, L) the columns of basis (V, R), each number as often as there are lanes."""
+    """(R, V, L) the columns of basis (V, R), each number repeated in all lanes."""
     V, R = basis.shape
     found = aligned(R * V * L, basis)
     for r in range(R):
@@ -292,7 +297,8 @@ def _in_lanes(basis: Any) -> Any:
 
 @_compiled
 def _add_squares(p: Any, n: int, V: int, basis: Any, R: int, told: Any, out: Any) -> None:
-    """out (n, R, L) += (p basis)^2, of probabilities p (n, V, L) and basis (R, V, L). told : (R, L)."""
+    """out (n, R, L) += (p basis)^2, with probabilities p (n, V, L) and basis (R, V, L). told : (R, L) work
+    space."""
     VL = V * L
     for t in range(n):
         here, r = p[t * VL :], 0
@@ -312,10 +318,10 @@ def draw_variances(
     factor: Any, edge: Any, logs: Any, packs: Any, mean: Any, table: Any, lengths: Any, basis: Any,
     squares: Any, nodes: Any, tables: Any, first: int, last: int,
 ) -> None:  # fmt: skip
-    """Of the packs of units first..last, averaged over draws: nodes (B, T, R) <- the variance of each
+    """For the packs of units first..last, averaged over draws: nodes (B, T, R) <- the variance of each
     column of basis (V, R) under the label probabilities of a position; tables (B, V, V) <- p (1 - p) of
-    each label with the next one, summed over positions. squares : of the basis. The others as of
-    ``draw_totals``."""
+    each label with the next one, summed over positions. squares : squares of the basis. Other arguments as
+    in ``draw_totals``."""
     (_, T, V), G, R, (edge_logs, is_log, added) = mean.shape, packs.shape[1], basis.shape[1], logs
     K, VL, own, ratios = len(edge), mean.shape[2] * L, L // packs.shape[1], _tables(edge, table)
     rooms, level, high = _rooms(T, V, mean), np.empty((T, V)), table - table.max()
@@ -361,8 +367,8 @@ def draw_variances(
 
 @_compiled
 def _give_variances(pack: Any, n: int, K: int, summed: Any, squared: Any, squares: Any, nodes: Any) -> None:
-    """nodes of the sequences of a pack (G,), as of ``draw_variances``, from sums over its K blocks: summed
-    (n, V, L) of label probabilities, and squared (n, R, L)."""
+    """Sets nodes of the sequences of a pack (G,), as in ``draw_variances``, from sums over its K blocks:
+    summed (n, V, L) of label probabilities, and squared (n, R, L)."""
     (V, R), own = squares.shape, L // len(pack)
     share = np.empty(V)
     for g in range(len(pack)):

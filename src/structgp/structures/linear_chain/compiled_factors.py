@@ -1,6 +1,6 @@
 """What draws add to the mean scores of a chain, laid out for ``compiled_draws``; compiled by numba.
 
-One pass over the scores takes the highest of each position away and notes what is needed of it;
+One pass over the scores subtracts the highest of each position and records the sums that are needed;
 exponentials follow while the numbers are in the nearest cache. Letters as in ``compiled_draws``."""
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from structgp.structures.linear_chain.lane_exp import LOWEST, exp_in_place
 
 L = LANES
 WIDEST = -LOWEST["float64"]
-"""Largest difference between scores of a position whose exponentials are all above 0."""
+"""Largest difference between scores of a position for which all exponentials are above 0."""
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 
 
 @_compiled
 def width_of(f: Any, lengths: Any) -> float:
-    """Largest difference between possible scores of one position, of f (S, B, T, V); inf where a position
-    has none."""
+    """Largest difference between scores of one position of f (S, B, T, V), without those of -inf; inf where
+    a position has no other scores."""
     S, B, _, V = f.shape
     found = 0.0
     for s in range(S):
@@ -43,10 +43,10 @@ def fill_factors(
     f: Any, packs: Any, lengths: Any, known: Any, is_log: bool, factor: Any, highest: Any, told: Any,
     first: int, last: int,
 ) -> None:  # fmt: skip
-    """Of packs first..last: factor (packs, K, T V L) <- exponentials of f (S, B, T, V) less the highest of
-    their position, or if ``is_log`` the differences themselves; highest (B,) <- the sums over positions of
-    the highest, averaged over draws; told (B,) <- those of the scores of known labels (B, T), unless
-    negative. What stands at padding is not looked at, nor written."""
+    """For packs first..last: factor (packs, K, T V L) <- exponentials of f (S, B, T, V) minus the highest
+    of their position, or if ``is_log`` the differences themselves; highest (B,) <- the highest scores,
+    summed over positions and averaged over draws; told (B,) <- the same of the scores of known labels
+    (B, T), unless negative. Padding is neither read nor written."""
     S, _, _, V = f.shape
     G, K = packs.shape[1], factor.shape[1]
     own = L // G

@@ -1,10 +1,11 @@
-"""One draw of a chain at a time, for scores too wide for probability space; compiled by numba.
+"""Forward-backward in log space, one draw of a chain at a time, for scores too wide for probability space;
+compiled by numba.
 
-Messages are logarithms. A step multiplies in probability space all the same, scaled to its largest number,
-and a label whose sum is so small that numbers may have been lost from it is summed anew by its own scale,
-so forbidden moves do no harm. What a step leaves are probabilities of the label before given the one after.
-Going back through those needs no scale: all are between 0 and 1, and none that counts is lost. Letters as
-in ``compiled_draws``."""
+Messages are logarithms. A step still multiplies in probability space, scaled to its largest number, and a
+label whose sum is so small that terms of it may have been lost is summed again with a scale of its own, so
+forbidden moves do no harm. A step leaves the probabilities of the label before given the label after. Going
+back through these needs no scale: all are between 0 and 1, and none that matters is lost. Letters as in
+``compiled_draws``."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from structgp.structures.linear_chain.lane_exp import exp_in_place
 
 L = LANES
 SURE = math.exp(-600.0)
-"""A sum of at least this has lost nothing that counts: what becomes 0 in it is below exp(-700)."""
+"""Smallest sum that has lost nothing that matters: terms that become 0 are below exp(-700)."""
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 
@@ -27,7 +28,8 @@ _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contrac
 @_compiled
 def _told(alpha: Any, table: Any, ratio: Any, top: Any, weight: Any, back: Any, out: Any) -> None:
     """out (V,) <- logs of the sums over u of exp(alpha[u] + table[v, u]); back (V, V) <- the share of each
-    u in them. ratio : (V, V) exp(table - top), top (V,) the largest of each row. weight : (V,) room."""
+    u in them. ratio : (V, V) exp(table - top), top (V,) the largest of each row. weight : (V,) work
+    space."""
     V, high = len(alpha), alpha.max()
     for u in range(V):
         weight[u] = alpha[u] - high
@@ -54,9 +56,9 @@ def _told(alpha: Any, table: Any, ratio: Any, top: Any, weight: Any, back: Any, 
 
 @_compiled
 def chain_in_logs(node: Any, table: Any, back: Any, p: Any) -> float:
-    """p (n, V) <- probabilities of labels; back (n, V, V) <- of the label before, given this one (first
-    index) and all scores up to here. Returns log Z, -inf where no labelling is possible. node : (n, V)
-    scores; table : (V, V) scores of moves, from the second index to the first."""
+    """p (n, V) <- probabilities of labels; back (n, V, V) <- those of the label before, given this label
+    (first index) and all scores up to here. Returns log Z, -inf where no labelling is possible. node :
+    (n, V) scores; table : (V, V) scores of moves, from the second index to the first."""
     n, V = node.shape
     top, ratio = np.empty(V), np.empty((V, V))
     for v in range(V):
@@ -93,12 +95,12 @@ def pack_in_logs(
     factor: Any, is_log: bool, edge: Any, mean: Any, table: Any, pack: Any, n: int, counts: Any, node: Any,
     log_z: Any, once: Any, twice: Any,
 ) -> None:  # fmt: skip
-    """Of all lanes of a pack (G,): node (n, V, L) <- probabilities of labels; log_z (L,) <- log Z; once,
+    """For all lanes of a pack (G,): node (n, V, L) <- probabilities of labels; log_z (L,) <- log Z; once,
     twice (V, V, L) += counts (L,) times the sum over positions of the probabilities of two labels, and of
     their squares.
 
-    factor : (T, V, L) exponentials of what draws add to the mean scores, or if ``is_log`` what they add;
-    edge : (V, V, L) what they add to the mean table; mean : (B, T, V) and table : (V, V)."""
+    factor : (T, V, L) exponentials of what draws add to the mean scores, or these amounts themselves if
+    ``is_log``; edge : (V, V, L) what they add to the mean table; mean : (B, T, V) and table : (V, V)."""
     V, own = mean.shape[2], L // len(pack)
     scores, p, moves, back = np.empty((n, V)), np.empty((n, V)), np.empty((V, V)), np.empty((n, V, V))
     sums, squares = np.empty((V, V)), np.empty((V, V))

@@ -1,10 +1,10 @@
 """Probabilities of spans under a chain, averaged over draws, compiled by numba.
 
-One sequence at a time, and eight of its draws side by side, which fill vector instructions. Of the two
-labels of a transition, a span ends between them or goes on: sums over the ones and over the others are
-taken apart, and there are none over transitions that no draw allows. Forward-backward in probability space
-leaves how probably a span begins at each token. Where that is likely on average, a search goes on from
-token to token; a span only visits labels of its own type, so its steps are as small as those are few.
+One sequence at a time, with eight of its draws side by side, which fill vector instructions. At a
+transition, a span either ends between the two labels or goes on: these two kinds of transitions are summed
+separately, and transitions that no draw allows are left out. Forward-backward in probability space gives
+the probability that a span begins at each token. Where that is likely on average, a search goes on from
+token to token; a span only visits labels of its own type, so its steps are cheap where these are few.
 
 Letters: S draws in K blocks of L = 8, B sequences of n tokens, V labels, E transitions.
 Needs numba (``structgp[fast]``)."""
@@ -36,17 +36,18 @@ from structgp.threads import share as share_out
 
 L = LANES
 LARGEST = 1e300
-"""A message whose sum is less than 1 over this is empty."""
+"""A message whose sum is less than 1 over this counts as empty."""
 
 Found = list[list[tuple[int, int, int, float]]]
 
 
 class Ways(NamedTuple):
-    """The transitions (E, 2) that some draw allows, in an order in which those with the same label ``at``
-    one end are neighbours, and of these, first those at which a span ends.
+    """The transitions (E, 2) that some draw allows, in an order in which those with the same label at one
+    end are neighbours, and among these, those at which a span ends come first.
 
-    order : (E,) where a transition stands in a table (V, V). place : (E,) the other label, times L. begin :
-    (V + 1,) the first transition of each label; cut : (V,) the first at which a span goes on."""
+    order : (E,) index of each transition in a flat table (V, V). place : (E,) the label at the other end,
+    times L. begin : (V + 1,) the first transition of each label; cut : (V,) the first one at which a span
+    goes on."""
 
     order: np.ndarray
     place: np.ndarray
@@ -66,17 +67,17 @@ class Ways(NamedTuple):
 
 
 class Types(NamedTuple):
-    """labels : of each type of spans, one after the other; begin : (types + 1,) where those of each
-    begin."""
+    """labels : the labels of each type of span, one type after the other; begin : (types + 1,) where the
+    labels of each type begin."""
 
     labels: np.ndarray
     begin: np.ndarray
 
 
 class Searched(NamedTuple):
-    """found : of each sequence its spans. possible : whether every sequence has a labelling under every
-    draw. width : largest difference between scores of a token that are not -inf; is_barred : whether some
-    are -inf of tokens that are neither first nor last."""
+    """found : the spans of each sequence. possible : whether every sequence has a labelling under every
+    draw. width : largest difference between scores of a token that are not -inf; is_barred : whether a
+    token other than the first and the last has scores of -inf."""
 
     found: Found
     possible: bool
@@ -94,13 +95,13 @@ def search_spans(
     edges: tuple[Tensor, Tensor],
     least: float,
 ) -> Searched:
-    """Of each sequence, every span (start, stop, type) with a probability of at least ``least``, and that
-    probability, most probable first. Right where potentials are not too far apart for probability space.
+    """For each sequence, every span (start, stop, type) with a probability of at least ``least``, and its
+    probability, most probable first. Correct where potentials are not too far apart for probability space.
 
-    f (S, B, T, V), g, mask (B, T) : a chain; share : (S, B) of the draws; inside : (types, V), whether a
-    label belongs to a type; parts : (V, V), whether a span ends between two labels; edges : (V,) labels
-    that a sequence may begin with, and end with. Cost O(S T E) per sequence, and O(S) per span that is
-    likely, or would be if it were longer."""
+    f (S, B, T, V), g, mask (B, T) : a chain; share : (S, B) shares of the draws; inside : (types, V),
+    whether a label belongs to a type; parts : (V, V), whether a span ends between two labels; edges : (V,)
+    each, whether a sequence may begin, and end, with a label. Cost O(S T E) per sequence, and O(S) per span
+    that is likely, or would be if it were longer."""
     S, B, T, V = f.shape
     joined = ((inside[:, :, None] & inside[:, None]).any(0) & ~parts).numpy()
     allowed = (g > -torch.inf).flatten(0, -3).any(0).numpy()
@@ -133,8 +134,8 @@ def _against(span: tuple[int, int, int, float]) -> float:
 
 @_compiled
 def _side_by_side(scores: Any, b: int, block: int, n: int, out: Any) -> None:
-    """out (n, L) <- the first n scores (S, B, N) of a sequence under the draws of a block; the last draw
-    fills up the last block."""
+    """out (n, L) <- the first n scores (S, B, N) of a sequence under the draws of a block; the last block
+    is filled up with the last draw."""
     for s in range(L):
         row = scores[min(block * L + s, len(scores) - 1), b]
         for i in range(n):
@@ -143,7 +144,7 @@ def _side_by_side(scores: Any, b: int, block: int, n: int, out: Any) -> None:
 
 @_compiled
 def _fetch(scores: Any, b: int, block: int, n: int) -> None:
-    """Asks for what ``_side_by_side`` will read."""
+    """Prefetches what ``_side_by_side`` will read."""
     for s in range(block * L, min((block + 1) * L, len(scores))):
         for i in range(0, n, L):
             fetch(scores, s, b, i)
@@ -154,8 +155,9 @@ def _put_tables(
     tables: Any, b: int, block: int, steps: int, ways_from: Any, ways_to: Any, room: Any, out: Any,
     apart: int, widest: Any,
 ) -> None:  # fmt: skip
-    """out (K, 2, apart) <- at a block, exponentials (steps, E, L) of the tables of a sequence, in the order
-    of the ways from each label, and of those to it. room : (steps, V V, L); widest : (2, L), unused."""
+    """out (K, 2, apart) <- for one block, exponentials (steps, E, L) of the tables of a sequence, in the
+    order of the ways from each label, and in that of the ways to it. room : (steps, V V, L); widest :
+    (2, L), unused."""
     E, V = len(ways_from.order), len(ways_from.cut)
     _side_by_side(tables, b, block, steps * V * V, room)
     for step in range(steps):
@@ -172,7 +174,7 @@ def _put_nodes(
     f: Any, b: int, block: int, n: int, starts: Any, ends: Any, node: Any, widest: Any, lowest: Any
 ) -> None:
     """node (n, V, L) <- exponentials of the scores of a sequence, 1 at the highest of each token and draw.
-    lowest : (2, L), the second of the first and the last token."""
+    lowest : (2, L) <- the lowest scores of inner tokens, and of the first and the last token."""
     V = len(starts)
     _side_by_side(f, b, block, n * V, node)
     for v in range(V):
@@ -189,9 +191,9 @@ def _forward(
     node: Any, tables: Any, table: int, each: int, n: int, ways: Any, begins: Any, first: int, inverse: Any,
     room: Any,
 ) -> None:  # fmt: skip
-    """begins (n, V, L), from ``first`` on, <- what a token is told by the one before of spans that end
-    there; inverse (n, L) <- 1 over the scale of its message.
-    tables : exponentials from ``table`` on, and for each step ``each`` further. room : (2 V, L)."""
+    """begins (n, V, L), from ``first`` on, <- the part of the message to a token that comes from spans
+    ending at the token before; inverse (n, L) <- 1 over the scale of its message. tables : exponentials,
+    from ``table`` on and ``each`` further for each step. room : (2 V, L) work space."""
     V, VL = len(ways.cut), len(ways.cut) * L
     for v in range(V):
         fill(begins, first + v * L, 1.0)
@@ -232,8 +234,8 @@ def _put_begins(
     begins: Any, passed: Any, first: int, n: int, V: int, kinds: Any, share: Any, block: int, cover: Any,
     room: Any,
 ) -> None:  # fmt: skip
-    """begins (n, V, L), from ``first`` on, <- the probability of a label, and that a span begins with it;
-    cover (n, types, L) += that of all labels of a type, times share (L,)."""
+    """begins (n, V, L), from ``first`` on, <- the probability that a token has a label and that a span
+    begins there; cover (n, types, L) += the sum of these over the labels of a type, times share (L,)."""
     K = len(kinds.begin) - 1
     for t in range(n):
         for k in range(K):
@@ -249,9 +251,9 @@ def _go_on(
     here: Any, now: int, then: int, labels: Any, t: int, n: int, passed: Any, tables: Any, apart: int,
     each: int, ways_from: Any, ways_to: Any, share: Any, K: int, room: Any,
 ) -> None:  # fmt: skip
-    """One step of a span. here (2, K, V, L) : at ``now``, the probability of each label of its type at
-    token t, and that the span has come so far; at ``then`` <- the same of token t + 1. room (4, L) <- the
-    probability that it ends after t, and that it goes on, lane by lane."""
+    """One step of a span. here (2, K, V, L) : at ``now``, the probability that the span has come to token t
+    with each label of its type; at ``then`` <- the same for token t + 1. room (4, L) <- the probability
+    that the span ends after t, and that it goes on, lane by lane."""
     VL = len(ways_from.cut) * L
     fill(room, 0, 0.0)
     fill(room, L, 0.0)
@@ -284,8 +286,8 @@ def _search(
     each: int, ways_from: Any, ways_to: Any, share: Any, K: int, least: float, here: Any, room: Any,
     places: Any, values: Any, count: int, most: int,
 ) -> int:  # fmt: skip
-    """count, and the number of spans of one type from ``start`` on that were written to places and values
-    from there on, up to ``most``. begins, passed : (K, n, V, L); here : (2, K, V, L)."""
+    """Writes the likely spans of one type that begin at ``start`` to places and values, from ``count`` on
+    and up to ``most``. Returns the new count. begins, passed : (K, n, V, L); here : (2, K, V, L)."""
     VL = len(ways_from.cut) * L
     for block in range(K):
         for v in labels:
@@ -311,9 +313,9 @@ def find_spans(
     starts: Any, ends: Any, least: float, begin: Any, places: Any, values: Any, counts: Any, widths: Any,
     first: int, last: int,
 ) -> None:  # fmt: skip
-    """Of sequences first..last: counts (B,) <- the number of spans that are written to places and values
-    from begin (B,) on, type by type, -1 where there is no labelling; widths (B, 2) <- the largest
-    difference between scores of a token, and whether there are -inf in the middle."""
+    """For sequences first..last: counts (B,) <- the number of spans, which are written to places and values
+    from begin (B,) on, type by type; -1 where there is no labelling. widths (B, 2) <- the largest
+    difference between scores of a token, and whether inner tokens have scores of -inf."""
     V, K, E = len(starts), share.shape[1] // L, len(ways_from.order)
     VL, n_kinds, longest = V * L, len(kinds.begin) - 1, 1
     for b in range(first, last):

@@ -1,8 +1,8 @@
 """The log-likelihood of a chain, averaged over draws, and its slopes in the mean of the draws.
 
 Each draw is the mean plus an amount of its own. An optimiser moves the mean many times while the amounts
-stay as they are, so exponentials of the amounts are taken once (``compiled_draws``), and no graph is built.
-Letters as in ``program``.
+stay as they are, so exponentials of the amounts are computed once (``compiled_draws``), and no autograd
+graph is built. Letters as in ``program``.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from structgp.structures.program import Program, Scores
 from structgp.threads import share
 
 LANES = 8
-"""Draws that fill a vector instruction (``compiled_draws``)."""
+"""Number of draws that fill a vector instruction (``compiled_draws``)."""
 
 WORTH_COMPILING = 500
-"""B T V^2 from which compiled loops are used, whatever the number of draws. An optimiser comes back a
-thousand times: torch operations would then take longer, at some 50 microseconds per position, than numba to
-start."""
+"""Smallest B T V^2 for which compiled loops are used, whatever the number of draws. An optimiser comes back
+a thousand times: torch operations, at some 50 microseconds per position, would then take longer than numba
+takes to start."""
 
 MOST_LABELS = 64
-"""Beyond it, the tables of eight draws do not fit into the nearest caches."""
+"""Largest number of labels: beyond it, the tables of eight draws do not fit into the nearest caches."""
 
 
 class FixedDraws:
-    """scores : of the amounts, nodes (S, B, T, V) and a table (S, V, V), -inf at what is not allowed. y :
-    labels of the training data, weight : (B,) how often each sequence counts."""
+    """The expected log-likelihood as a function of the mean of the draws. scores : the amounts, of nodes
+    (S, B, T, V) and of a table (S, V, V), -inf at what is not allowed. y : labels of the training data.
+    weight : (B,) how often each sequence counts."""
 
     def __init__(self, program: Program, scores: Scores, y: Tensor, weight: Tensor) -> None:
         (f, g), mask = scores, program.layout.mask
@@ -66,7 +67,8 @@ class FixedDraws:
         return (value, whole[1], self._table - whole[2]) if math.isfinite(value) else None
 
     def variances(self, f: Tensor, g: Tensor, basis: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """``Chain.local_curvature`` at the same draws: (B, T, R) and (B, V, V). None as above."""
+        """``Chain.local_curvature`` at the same draws: (B, T, R) and (B, V, V). None if they are not
+        finite."""
         found = self._totals.variances(f, g, basis)
         if found is not None and self._open is not None:
             left = self._open.variances(f, g, basis)
@@ -75,8 +77,9 @@ class FixedDraws:
 
 
 class _Totals:
-    """The sum of log Z over sequences, averaged over draws, less the mean scores of ``known`` labels (B, T)
-    where those are given and not negative. told : what the draws add to the scores of those, likewise."""
+    """The sum of log Z over sequences, averaged over draws, minus the mean scores of ``known`` labels
+    (B, T) where these are given and not negative. told : what the draws add to the scores of these labels,
+    also averaged and summed."""
 
     def __init__(
         self, f: Tensor, g: Tensor, mask: Tensor, weight: Tensor, known: Tensor | None = None
@@ -90,7 +93,7 @@ class _Totals:
         self._weight = weight.contiguous().numpy()
         scores, N, G = f.contiguous().numpy(), *self._packs.shape
         width = width_of(scores, lengths)
-        is_log = not width <= WIDEST  # exponentials would not tell what the scores were
+        is_log = not width <= WIDEST  # scores could not be recovered from exponentials
         self._known = np.full((B, T), -1) if known is None else known.numpy()
         self._factor, highest, told = np.empty((N, K, T * V * L)), np.empty(B), np.empty(B)
         given = scores, self._packs, lengths, self._known, is_log, self._factor, highest, told
@@ -105,8 +108,8 @@ class _Totals:
         self._shape, self._units = f.shape, -(-N // PACKS_AT_ONCE)
 
     def value_and_slopes(self, f: Tensor, g: Tensor, sign: float) -> tuple[float, Tensor, Tensor] | None:
-        """The value, its slopes in f times ``sign``, and those of log Z in g; None where the value is not
-        finite."""
+        """The value, its slopes in f times ``sign``, and the slopes of log Z in g; None where the value is
+        not finite."""
         from structgp.structures.linear_chain.compiled_draws import draw_totals
 
         S, B, T, V = self._shape
@@ -135,7 +138,8 @@ class _Totals:
 
 
 def packs_of(lengths: np.ndarray, G: int) -> np.ndarray:
-    """(packs, G) the sequences, those of a pack of the same length; -1 in packs that are not full."""
+    """(packs, G) the sequences, where those of one pack have the same length; -1 fills up packs that are
+    not full."""
     if G == 1:
         return np.arange(len(lengths))[:, None]
     order = np.argsort(lengths, kind="stable")
@@ -147,7 +151,8 @@ def packs_of(lengths: np.ndarray, G: int) -> np.ndarray:
 def fixed_draws(
     program: Program, f: Tensor, g: Tensor, y: Tensor, weight: Tensor
 ) -> FixedDraws | FusedDraws | None:
-    """None where neither compiled loops nor kernels are to be had, would pay, or know such scores."""
+    """``Chain.fixed_draws`` of a program; None where neither compiled loops nor kernels are available, pay
+    off, and support such scores."""
     mask, V = program.layout.mask, f.shape[-1]
     if g.dim() != 3 or not f.numel():
         return None

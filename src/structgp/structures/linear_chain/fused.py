@@ -1,7 +1,7 @@
 """The chain's log Z and its gradient, each as one kernel, on GPUs and where Triton's interpreter is on.
 
-The same recursion as ``chain``'s. All steps of a sequence run within one launch, and nothing is asked of
-the potentials before it: ``fused_kernels`` says how large ones, and -inf, are met on the way.
+The same recursion as in ``chain``. All steps of a sequence run within one launch, and potentials are not
+inspected before it: ``fused_kernels`` explains how large ones, and -inf, are handled on the way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 MOST_LABELS = 64
 
-# An entry below LOW may lack numbers that vanished; TINY is about the smallest normal number.
+# An entry below LOW may lack numbers that underflowed; TINY is about the smallest normal number.
 _LOW = {torch.float32: 1e-30, torch.float64: 1e-290}
 _TINY = {torch.float32: 1e-37, torch.float64: 1e-307}
 _MASK_CHUNK = 64
@@ -24,23 +24,23 @@ _MASK_CHUNK = 64
 
 @dataclass(frozen=True)
 class Shape:
-    """How sequences are dealt out: ``block_b`` (a power of 2) of one draw to a program of ``num_warps``
-    warps. At most 8 sequences: products of 16 rows Triton would take to tensor cores by itself, in a
-    precision too low."""
+    """How sequences are distributed: ``block_b`` (a power of 2) of one draw to each program of
+    ``num_warps`` warps. At most 8 sequences, because Triton would compute products of 16 rows on tensor
+    cores, in too low a precision."""
 
     block_b: int = 1
     num_warps: int = 1
 
 
 def padded(V: int) -> int:
-    """V as the kernels hold it, a power of 2."""
+    """V rounded up to a power of 2, as the kernels hold it."""
     return max(2, 1 << (V - 1).bit_length())
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward pass needs: the inputs, and forward messages (S, B, T, V), which are logs where the
-    program that wrote them was careful."""
+    """What the backward pass needs: the inputs, and forward messages (S, B, T, V), which are logarithms
+    where the program that wrote them went the careful way (``fused_kernels``)."""
 
     f: Tensor
     g: Tensor
@@ -56,7 +56,8 @@ class Saved:
 
 
 def supports(f: Tensor, g: Tensor, mask: Tensor) -> bool:
-    """Whether f (S, B, T, V), g (S, V, V) and mask (B, T) can be taken here; tables by position cannot."""
+    """True if f (S, B, T, V), g (S, V, V) and mask (B, T) are supported here; tables by position are
+    not."""
     return (
         g.dim() == 3
         and (f.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
@@ -75,8 +76,8 @@ def _triton_is_there() -> bool:
 
 
 def default_shape(B: int, V: int) -> Shape:
-    """A warp for a row of labels, and sequences that fill it twice: the best or near it on an H200, where
-    there are enough of them."""
+    """A warp for a row of labels, and as many sequences as fill it twice: the best choice on an H200, or
+    near it, where there are enough sequences."""
     labels = padded(V)
     block = min(max(1, 64 // labels), 8, 1 << (B - 1).bit_length())
     return Shape(block, 4 if labels > 32 else 1)
@@ -113,8 +114,9 @@ def next_variances(f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _marginals(saved: Saved, weight: Tensor, tables: str) -> tuple[Tensor, Tensor]:
-    """Node marginals times weight (S, B), and of transitions (S, blocks of sequences, V, V): 'none'; the
-    'sums' of marginals times weight; or the sums of their 'bends', p (1 - p)."""
+    """Node marginals times weight (S, B), and for transitions (S, blocks of sequences, V, V) according to
+    ``tables``: nothing ('none'), sums of marginals times weight ('sums'), or sums of p (1 - p)
+    ('bends')."""
     from structgp.structures.linear_chain.fused_kernels import backward_kernel
 
     f = saved.f
@@ -122,7 +124,7 @@ def _marginals(saved: Saved, weight: Tensor, tables: str) -> tuple[Tensor, Tenso
     n_blocks = -(-B // saved.shape.block_b)
     wanted = {"TABLES": tables != "none", "BENDS": tables == "bends"}
     nodes = torch.empty_like(f)
-    # One part for each program, summed afterwards: the sum's order is then always the same.
+    # One part per program, summed afterwards: the order of the sum is then always the same.
     parts = f.new_empty((0,) if tables == "none" else (S, n_blocks, V, V))
     with torch.cuda.device_of(f):
         backward_kernel[(S * n_blocks,)](

@@ -1,4 +1,4 @@
-"""What ``fixed_draws`` gives, on a GPU: two kernels and a dozen small operations per evaluation, without a
+"""``fixed_draws`` on a GPU: two kernels and a dozen small operations per evaluation, without an autograd
 graph. Letters as in ``program``."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from structgp.structures.program import TRANSITIONS_AT_ONCE, Program, Scores, va
 
 
 class FusedDraws:
-    """Arguments and methods as of ``FixedDraws``. Numbers stay in the precision of the scores; values are
+    """Arguments and methods as in ``FixedDraws``. Numbers stay in the precision of the scores; values are
     summed in double precision."""
 
     def __init__(self, program: Program, scores: Scores, y: Tensor, weight: Tensor) -> None:
@@ -34,7 +34,7 @@ class FusedDraws:
         self._steps = self._g.new_zeros(V * V).index_add_(0, steps, times[:, 1:].flatten()).view(V, V)
 
     def value_and_slopes(self, f: Tensor, g: Tensor) -> tuple[float, Tensor, Tensor] | None:
-        """As of ``FixedDraws``."""
+        """As in ``FixedDraws``."""
         total, nodes, table = self._totals(self._f, f, g)
         if self._open is not None:
             told, told_nodes, told_table = self._totals(self._open, f, g)
@@ -46,7 +46,7 @@ class FusedDraws:
         return (value, told_nodes - nodes, told_table - table) if math.isfinite(value) else None
 
     def variances(self, f: Tensor, g: Tensor, basis: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """As of ``FixedDraws``."""
+        """As in ``FixedDraws``."""
         node, table = self._variances(self._f, f, g, basis)
         if self._open is not None:
             left = self._variances(self._open, f, g, basis)

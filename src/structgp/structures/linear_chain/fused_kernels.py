@@ -1,16 +1,16 @@
-"""The chain's two passes as Triton kernels: each Triton program has BLOCK_B sequences of a draw.
+"""The chain's two passes as Triton kernels: each Triton program handles BLOCK_B sequences of a draw.
 
 A program first takes the quick way: messages are probabilities, each scaled by the power of 2 that brings
-its largest entry to between 1 and 2; a step is a matrix product and V exponentials. It keeps account of the
-smallest numbers met. Where one that should not be 0 may have vanished, the program throws its work away and
-takes the careful way: one sequence after the other in log space, V^2 exponentials a step. Nobody outside
-has to look at the potentials.
+its largest entry to between 1 and 2; a step is a matrix product and V exponentials. It keeps a record of
+the smallest numbers met. Where a number that should not be 0 may have underflowed, the program discards its
+work and takes the careful way: one sequence after the other in log space, with V^2 exponentials per step.
+Callers need not inspect the potentials.
 
-Why the account is enough, forward (backward is alike). Let moved_j = sum_i alpha_i e^g_ij and q_j = moved_j
-e^f_j, for labels j that f allows. If moved_j > 0, all that vanished in its sum is below the smallest number
-of the type, and q_j >= LOW is far above that: q_j is right to rounding. If moved_j = 0, then either no
-label leads to j, or each product alpha_i e^g_ij vanished; the latter cannot be when the smallest alpha > 0
-times the smallest e^g > 0 is above TINY. And alpha is at least q / V / 2.
+Why this record is enough, in the forward pass (the backward pass is alike): let moved_j = sum_i alpha_i
+e^g_ij and q_j = moved_j e^f_j, for labels j that f allows. If moved_j > 0, all that underflowed in its sum
+is below the smallest number of the type, and q_j >= LOW is far above that: q_j is correct to rounding. If
+moved_j = 0, then either no label leads to j, or each product alpha_i e^g_ij underflowed; the latter cannot
+be when the smallest alpha > 0 times the smallest e^g > 0 is above TINY. And alpha is at least q / V / 2.
 
 This module needs Triton; ``fused`` imports it when it is needed.
 """
@@ -44,13 +44,13 @@ def _outer(x, y):
 
 @triton.jit
 def _finite(x):
-    """x, or 0 in the place of -inf: what may be subtracted."""
+    """x with 0 in place of -inf, so that it can be subtracted."""
     return tl.where(x == -float("inf"), 0.0, x)
 
 
 @triton.jit
 def _log(x):
-    """log x of x >= 0; -inf of 0."""
+    """log x for x >= 0; -inf for 0."""
     return tl.where(x == 0, -float("inf"), tl.log(tl.where(x == 0, 1.0, x)))
 
 
@@ -68,14 +68,15 @@ def _exponent(x):
 
 @triton.jit
 def _smallest_edge(g, g_top):
-    """exp of the lowest score that is not -inf, less g_top."""
+    """exp of the difference between the lowest score that is not -inf and g_top."""
     lowest = tl.min(tl.min(tl.where(g == -float("inf"), g_top, g), 1), 0)
     return tl.exp(lowest - g_top)
 
 
 @triton.jit
 def _vanished(smallest, zeros, edge, LOW: tl.constexpr, TINY: tl.constexpr, VP: tl.constexpr):
-    """Whether the account of a program's messages, two (BLOCK_B, VP), allows that a number was lost."""
+    """True if a number may have been lost, by the record of a program's messages: smallest and zeros, both
+    (BLOCK_B, VP)."""
     q = tl.min(tl.min(smallest, 1), 0)
     some_zero = tl.max(tl.max(zeros, 1), 0) > 0
     return (q < LOW) | (some_zero & (q / VP * 0.5 * edge < TINY))
@@ -87,8 +88,8 @@ def forward_kernel(
     V: tl.constexpr, VP: tl.constexpr, BLOCK_B: tl.constexpr,
     LOW: tl.constexpr, TINY: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """log Z (S, B), forward messages (S, B, T, V), of any scale and undefined at padding, and for each
-    program whether it was careful: its messages are logs then."""
+    """Writes log Z (S, B), forward messages (S, B, T, V), on any scale and undefined at padding, and for
+    each program whether it went the careful way: its messages are then logarithms."""
     dtype: tl.constexpr = f_ptr.dtype.element_ty
     pid = tl.program_id(0).to(tl.int64)
     s = pid // n_blocks
@@ -116,7 +117,7 @@ def forward_kernel(
     f = tl.load(f_ptr + at, mask=(n > 0)[:, None] & label, other=-float("inf"))
     for t in range(n_max):
         live = (t < n)[:, None] & label
-        # The next scores are on their way while this step is worked on.
+        # The next scores are loaded while this step is computed.
         f_next = tl.load(f_ptr + at + (t + 1) * V, mask=(t + 1 < n)[:, None] & label, other=-float("inf"))
         f_top = _finite(tl.max(f, 1))
         q = moved * tl.exp(f - f_top[:, None])
@@ -154,7 +155,7 @@ def _product_of_logs(x):
 
 @triton.jit
 def _forward_in_logs(f_ptr, g_ptr, log_z_ptr, alpha_ptr, s, chain, T, n, V: tl.constexpr, VP: tl.constexpr):
-    """``forward_kernel`` of one sequence of n positions, for any potentials below +inf."""
+    """``forward_kernel`` for one sequence of n positions, with any potentials below +inf."""
     v = tl.arange(0, VP)
     label = (v < V)[None, :]
     two = (v < V)[:, None] & (v < V)[None, :]
@@ -181,11 +182,11 @@ def backward_kernel(
     V: tl.constexpr, VP: tl.constexpr, BLOCK_B: tl.constexpr, LOW: tl.constexpr,
     TINY: tl.constexpr, CHUNK: tl.constexpr, TABLES: tl.constexpr, BENDS: tl.constexpr,
 ):  # fmt: skip
-    """Node marginals times weight (S, B, T, V), 0 at padding, and with TABLES those of transitions, summed
-    over the sequences of a program (S, n_blocks, V, V). With BENDS, for programs of one sequence and weight
-    1, p (1 - p) of each transition in their place.
+    """Writes node marginals times weight (S, B, T, V), 0 at padding, and with TABLES those of transitions,
+    summed over the sequences of a program (S, n_blocks, V, V). With BENDS, for programs of one sequence and
+    weight 1, p (1 - p) of each transition in their place.
 
-    Messages are known but for a factor, and so the products of two are normalised at each step.
+    Messages are known only up to a factor, so the products of two are normalised at each step.
     """
     dtype: tl.constexpr = f_ptr.dtype.element_ty
     pid = tl.program_id(0).to(tl.int64)
@@ -200,7 +201,7 @@ def backward_kernel(
     label = (v < V)[None, :]
     weight = tl.load(weight_ptr + s * B + b, mask=n > 0, other=0.0)
 
-    # Turned round, [j, i] is the step from i to j: products then sum over the same axis as those forward.
+    # Transposed, [j, i] is the step from i to j: products then sum over the same axis as forward ones.
     two = (v < V)[:, None] & (v < V)[None, :]
     g = tl.load(g_ptr + s * V * V + v[None, :] * V + v[:, None], mask=two, other=-float("inf"))
     g_top = _finite(tl.max(tl.max(g, 1), 0))
@@ -211,7 +212,7 @@ def backward_kernel(
         padding = ((b < B) & (t >= n))[:, None] & label
         tl.store(nodes_ptr + at + t * V, tl.zeros((BLOCK_B, VP), dtype), mask=padding)
 
-    passed = tl.zeros((BLOCK_B, VP), dtype)  # what position t + 1 says of its labels: e^f beta
+    passed = tl.zeros((BLOCK_B, VP), dtype)  # what position t + 1 passes back: e^f beta
     counts = tl.zeros((VP, VP), dtype)
     smallest = tl.full((BLOCK_B, VP), 1.0, dtype)
     zeros = tl.zeros((BLOCK_B, VP), tl.int32)
@@ -231,7 +232,7 @@ def backward_kernel(
         beta = tl.where((t + 1 < n)[:, None], beta, 1.0)
         node = alpha * beta
         norm = tl.sum(node, 1)
-        # Only a sequence without any labelling has nothing at its last position.
+        # Only a sequence without any labelling has norm 0 at its last position.
         weight = tl.where((t + 1 == n) & (norm == 0), 0.0, weight)
         share = tl.where(t < n, weight / tl.maximum(norm, LOW), 0.0)
         tl.store(nodes_ptr + at + t * V, node * share[:, None], mask=(t < n)[:, None] & label)
@@ -270,7 +271,7 @@ def _backward_in_logs(
     f_ptr, g_ptr, alpha_ptr, weight_ptr, nodes_ptr, alpha_is_log, s, chain, T, n,
     V: tl.constexpr, VP: tl.constexpr, TABLES: tl.constexpr, BENDS: tl.constexpr,
 ):  # fmt: skip
-    """``backward_kernel`` of one sequence of n positions, for any potentials below +inf. Returns the sums
+    """``backward_kernel`` for one sequence of n positions, with any potentials below +inf. Returns the sums
     of transitions, (VP, VP), [j, i]."""
     v = tl.arange(0, VP)
     label = (v < V)[None, :]
@@ -289,7 +290,7 @@ def _backward_in_logs(
         beta = tl.where(back == 0, 0.0, _product_of_logs(ahead))
         node = alpha + beta
         best = tl.max(node, 1)
-        # Only a sequence without any labelling has nothing anywhere.
+        # Only a sequence without any labelling has -inf everywhere.
         weight = tl.where(best == -float("inf"), 0.0, weight)
         best = _finite(best)
         node = tl.exp(node - best[:, None])

@@ -1,8 +1,8 @@
-"""A vectorised exp of numbers up to 0, for compiled loops: the C library's is called number by number.
+"""A vectorised exp of numbers up to 0, for compiled loops: that of the C library takes one number per call.
 
-exp(x) = 2^k exp(r) with k the integer next to x / log 2, and |r| <= log(2) / 2: a polynomial. Adding 1.5 *
-2^52 (2^23 in single precision) rounds to an integer and leaves it in the low bits of the sum, from where it
-goes to the exponent of the result. Right to 2 units in the last place.
+exp(x) = 2^k exp(r) with k the integer nearest to x / log 2, and |r| <= log(2) / 2, so that a polynomial
+gives exp(r). Adding 1.5 * 2^52 (2^23 in single precision) rounds to an integer and leaves it in the low
+bits of the sum, from where it goes to the exponent of the result. Accurate to 2 units in the last place.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-# Below, the result is 0: past what messages in probability space may span, -inf included.
+# Below this, -inf included, the result is 0: messages in probability space do not span more.
 LOWEST = {"float64": -700.0, "float32": -86.0}
 
 _ROUND_64 = 1.5 * 2.0**52
@@ -75,7 +75,7 @@ def _exp_32(x: Any) -> Any:
 
 
 def _exp(x: Any) -> Any:
-    """Of one number; which of the two above is a matter of its type."""
+    """exp of one number, by the one of the two functions above that fits its type."""
 
 
 @overload(_exp, strict=False)

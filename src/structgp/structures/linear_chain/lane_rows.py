@@ -1,7 +1,6 @@
-"""What compiled loops over a chain share: room for rows of lanes, and a step from one token to the next.
+"""Shared by compiled loops over a chain: memory for rows of lanes, and a step from one token to the next.
 
-The number of lanes is that of 64 bytes: eight numbers in double precision, sixteen in single
-(``graph.lanes``)."""
+The lanes fill 64 bytes: eight numbers in double precision, sixteen in single (``graph.lanes``)."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contrac
 
 @_compiled
 def aligned(n: int, like: Any) -> Any:
-    """n numbers that begin where a cache line does, with room behind them for the last block of four rows.
-    like : an array of the type that they are to have."""
+    """An array of n numbers that begins where a cache line does, with room behind them for the last block
+    of four rows. like : an array of the wanted type of numbers."""
     lanes = 64 // like.itemsize
     whole = np.zeros(n + (FOUR + 1) * lanes, like.dtype)
     first = (-(whole.ctypes.data // like.itemsize)) % lanes

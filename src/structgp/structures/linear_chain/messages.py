@@ -1,16 +1,17 @@
 """Forward-backward over a chain: log Z, its gradients, and the posterior as a Markov chain.
 
-One recursion, several ways to carry its numbers:
+One recursion, with several representations of its numbers:
 
 * probability space, rescaled at each step: a step is one matrix product. Exact to rounding as long as no
   number under- or overflows, which the spread of the potentials bounds: a forward message at t spans at
-  most exp(range f_t + range g). Compiled loops (``Compiled``) where numba is there, the numbers are on the
-  CPU and there is enough to do; otherwise torch operations (``Scaled``).
-* the same in one kernel for each pass on a GPU (``fused``), which looks after the spread itself.
-* log space (``Logs``): slower, and right for any potentials, infinite ones included.
+  most exp(range f_t + range g). Compiled loops (``Compiled``) where numba is installed, the tensors are on
+  the CPU and there is enough to do; otherwise torch operations (``Scaled``).
+* the same in one kernel for each pass on a GPU (``fused``), which handles wide spreads itself.
+* log space (``Logs``): slower, but correct for any potentials, infinite ones included.
 
-None builds a graph of T steps: the gradient of log Z is the marginals, so the backward pass IS
-forward-backward. Transition scores g are one table, (S, V, V), or one per position, (S, B, T-1, V, V).
+None of them builds an autograd graph of T steps: the gradient of log Z is the marginals, so the backward
+pass IS forward-backward. Transition scores g are one table, (S, V, V), or one per position,
+(S, B, T-1, V, V).
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from structgp.structures.masks import steps_to_anywhere
 # thirds of what the type can span, so that a product of two messages does not underflow either.
 SAFE_SPREAD = {torch.float64: 450.0, torch.float32: 55.0}
 
-# S B T V^2 from which compiled loops are used. Decided by shapes alone, so that what ran before changes
-# nothing; tiny problems never wait for numba to start.
+# Smallest S B T V^2 for which compiled loops are used. Decided by shapes alone, so that it does not depend
+# on what ran before; tiny problems never wait for numba to start.
 WORTH_COMPILING = 50_000
 
 
 class Messages(Protocol):
-    """What the forward pass leaves.
+    """The results of the forward pass, and what follows from them.
 
-    log_z : (S, B). gradients : of log Z times weight (S, B), in f (S, B, T, V), and in g: (S, V, V), summed
-    over sequences and positions, for a shared table, else (S, B, T-1, V, V). node_marginals : (S, B, T, V).
-    walk : the posterior as a Markov chain, node marginals and transition matrices (S, B, T-1, V, V) from
-    each position to the next; all 0 at padding. next_variances : node marginals, and p (1 - p) of each
-    label with the next one: (S, B, V, V), summed over positions, for a shared table, else (S, B, T-1, V,
-    V)."""
+    log_z : (S, B). gradients : those of log Z times weight (S, B), in f (S, B, T, V), and in g: (S, V, V),
+    summed over sequences and positions, for a shared table, else (S, B, T-1, V, V). node_marginals :
+    (S, B, T, V). walk : the posterior as a Markov chain, node marginals and transition matrices
+    (S, B, T-1, V, V) from each position to the next; all 0 at padding. next_variances : node marginals, and
+    p (1 - p) of each label with the next one: (S, B, V, V), summed over positions, for a shared table, else
+    (S, B, T-1, V, V)."""
 
     log_z: Tensor
 
@@ -55,7 +56,7 @@ class Messages(Protocol):
 
 
 class _LogPartition(torch.autograd.Function):
-    """All that ``backward`` asks of what the forward pass leaves is ``gradients``."""
+    """log Z, with ``Messages.gradients`` of the forward pass as its gradient."""
 
     @staticmethod
     def forward(ctx: Any, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ class _LogPartition(torch.autograd.Function):
             log_z, ctx.messages = fused.forward(f, g, mask)
             return log_z
         ctx.messages = pass_messages(f, g, mask)
-        # A copy: as the output of a function whose context holds it, it would keep itself alive.
+        # A copy: an output that is held by the context of its own function would keep itself alive.
         return ctx.messages.log_z.clone()
 
     @staticmethod
@@ -79,7 +80,7 @@ log_partition: Callable[[Tensor, Tensor, Tensor], Tensor] = _LogPartition.apply
 
 
 def is_fused(f: Tensor, g: Tensor, mask: Tensor) -> bool:
-    """Whether the kernels of ``fused`` take these scores."""
+    """True if the kernels of ``fused`` are used for these scores."""
     return (f.is_cuda or "TRITON_INTERPRET" in os.environ) and fused.supports(f, g, mask)
 
 
@@ -108,7 +109,7 @@ def pass_messages(f: Tensor, g: Tensor, mask: Tensor) -> Messages:
             spread = quick.finite_spread * detour(g, quick.is_barred, f.shape[2])
         if spread <= SAFE_SPREAD[torch.float64] and not (quick.spread == torch.inf and quick.ends_nowhere):
             return quick
-    # Whatever stands at padding, infinite or nan, has no part in any of it.
+    # Whatever stands at padding, infinite or nan, must have no effect.
     f = f.masked_fill(~mask[..., None], 0)
     if g.dim() > 3:
         g = g.masked_fill(~mask[:, 1:, None, None], 0)
@@ -135,7 +136,7 @@ def likely_spans(
     edges: tuple[Tensor, Tensor],
     least: float,
 ) -> list[list[tuple[int, int, int, float]]] | None:
-    """``compiled_spans.search_spans``; None where that is not possible, or would not pay."""
+    """``compiled_spans.search_spans``; None where that is not possible, or would not pay off."""
     enough = f.numel() * f.shape[-1] >= max(1, WORTH_COMPILING) and f.device.type == "cpu"
     if not enough or not f.dtype == g.dtype == torch.float64 or compiled_loops() is None:
         return None
@@ -150,8 +151,8 @@ def likely_spans(
 
 
 def widest(x: Tensor, dims: tuple[int, ...], lowest: Tensor | None = None) -> Tensor:
-    """() largest difference between entries of x within ``dims``, with minima taken of ``lowest`` if given;
-    inf where all entries are -inf."""
+    """() largest difference between entries of x within ``dims``, with minima taken from ``lowest`` if
+    given; inf where all entries are -inf."""
     if not x.numel():
         return x.new_zeros(())
     top = x.amax(dims)
@@ -161,7 +162,7 @@ def widest(x: Tensor, dims: tuple[int, ...], lowest: Tensor | None = None) -> Te
 
 @cache
 def compiled_loops() -> Any:
-    """The class ``Compiled``; None where numba is not installed, or cannot work with what is."""
+    """The class ``Compiled``; None where numba is not installed, or does not work here."""
     try:
         from structgp.structures.linear_chain.compiled import Compiled
     except (ImportError, OSError, RuntimeError, SystemError):
@@ -170,31 +171,31 @@ def compiled_loops() -> Any:
 
 
 def restricted_spread(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-    """() largest log-ratio between numbers of one message where some scores are -inf, but not all of a
-    position: an upper bound.
+    """() upper bound of the log-ratio between numbers of one message where some scores are -inf, but not
+    all of a position.
 
-    A label that not every label can precede is reached on a detour, and each step of it may cost the spread
-    of the scores that are left. Bans in the middle of a sequence may make it as long as the sequence; with
-    a table per position, what any of them forbids counts as forbidden.
+    A label that not every label can precede is reached on a detour, each step of which may cost the spread
+    of the finite scores. Labels that are ruled out in the middle of a sequence may make the detour as long
+    as the sequence. With a table per position, what any of the tables forbids counts as forbidden.
     """
     spread = f.new_zeros(())
     for x, dims in ((f, (-1,)), (g, (-1, -2))):
         spread = spread + widest(x, dims, x.masked_fill(x == -torch.inf, torch.inf))
-    # Padding has no -inf: what is followed by a position and is not the first is in the middle.
+    # Padding has no -inf: positions in the middle are those after the first that another one follows.
     within = (f[:, :, 1:-1] == -torch.inf).any(-1).any(0) & mask[:, 2:]
     return spread * detour(g, bool(within.any()), f.shape[2])
 
 
 def steps_back(g: Tensor) -> float:
-    """Steps after which every label can follow every label under tables (..., V, V) with -inf at what is
-    forbidden; inf where there is no such number."""
+    """Number of steps after which every label can follow every label under tables (..., V, V) with -inf at
+    what is forbidden; inf where there is none."""
     steps = steps_to_anywhere(~(g == -torch.inf).flatten(0, -3).any(0))
     return torch.inf if steps is None else steps
 
 
 def detour(g: Tensor, is_barred: bool, T: int) -> int:
-    """Steps after which every label can follow every label, at most T. is_barred : labels are ruled out in
-    the middle of a sequence."""
+    """Number of steps after which every label can follow every label, at most T. is_barred : True if labels
+    are ruled out in the middle of a sequence."""
     banned = (g == -torch.inf).flatten(0, -3).any(0)
     if not bool(banned.any()):
         return 1
@@ -203,8 +204,8 @@ def detour(g: Tensor, is_barred: bool, T: int) -> int:
 
 
 class _Narrowed:
-    """Messages in double precision whose answers are wanted in single: where the potentials are too wide
-    for single precision and not for double, that is quicker than log space."""
+    """Messages in double precision that give answers in single precision: where the potentials are too wide
+    for single precision but not for double, that is quicker than log space."""
 
     def __init__(self, messages: Messages) -> None:
         self._messages, self.log_z = messages, messages.log_z.float()
@@ -219,7 +220,7 @@ class _Narrowed:
 
 class Scaled:
     """Forward-backward in probability space as torch operations, every forward message scaled to sum to 1.
-    ``restricted`` : some scores are -inf, and a message may be empty."""
+    ``restricted`` : True if some scores are -inf, so that a message may be empty."""
 
     def __init__(self, f: Tensor, g: Tensor, mask: Tensor, restricted: bool = False) -> None:
         self.mask, self.shared = mask, g.dim() == 3
@@ -230,7 +231,7 @@ class Scaled:
         self.alpha, self.prior = torch.empty_like(self.node), torch.ones_like(self.node)
         self.scale = self.node.new_empty((*self.node.shape[:-1], 1))
         for t in range(len(self.node)):
-            # prior: what a position is told by the one before
+            # prior: the message that a position gets from the one before
             if t > 0 and self.shared:
                 torch.bmm(self.alpha[t - 1], self.edge, out=self.prior[t])
             elif t > 0:
@@ -248,7 +249,7 @@ class Scaled:
 
     @property
     def ends_nowhere(self) -> bool:
-        """Whether a sequence has no labelling at all."""
+        """True if some sequence has no labelling at all."""
         empty = self.scale.squeeze(-1) <= torch.finfo(self.scale.dtype).tiny  # (T, S, B)
         return bool((empty & self.mask.T[:, None]).any())
 
@@ -298,7 +299,7 @@ class Scaled:
 
 
 class Logs:
-    """Forward-backward in log space: any potentials, -inf included."""
+    """Forward-backward in log space, for any potentials, -inf included."""
 
     def __init__(self, f: Tensor, g: Tensor, mask: Tensor) -> None:
         self.f, self.mask, self.shared = f, mask, g.dim() == 3
@@ -319,7 +320,8 @@ class Logs:
         return self.g[:, :, 0 if self.shared else t - 1]
 
     def _backward(self) -> tuple[Tensor, Tensor]:
-        """(S, B, T, V) node marginals, and logs of what all that follows says of each position."""
+        """Node marginals, and logarithms of the message that each position gets from all that follows,
+        (S, B, T, V) each."""
         beta = torch.zeros_like(self.f)
         for t in reversed(range(self.f.shape[2] - 1)):
             ahead = self.f[:, :, t + 1] + beta[:, :, t + 1]
@@ -331,7 +333,8 @@ class Logs:
         return self._backward()[0]
 
     def rest(self) -> Tensor:
-        """(S, B, T, V) logs of what all other positions say of each one, in any scale."""
+        """(S, B, T, V) logarithms of the message that each position gets from all others, up to a
+        constant."""
         before = torch.zeros_like(self.f)
         for t in range(1, self.f.shape[2]):
             before[:, :, t] = torch.logsumexp(self.alpha[:, :, t - 1, :, None] + self._table(t), -2)

@@ -2,10 +2,10 @@
 
 With mu the node marginals and C[t, t'] the product of transition matrices from t to t',
 
-    Cov(1[y_t = j], 1[y_t' = j]) = mu_t(j) (C[t, t'](j, j) - mu_t'(j)),
+    Cov(1[y_t = j], 1[y_t' = j]) = mu_t(j) (C[t, t'](j, j) - mu_t'(j)).
 
-of a direction b the same with b^T diag(mu_t) C[t, t'] b - (mu_t b) (mu_t' b), and the variance of how often
-label i is followed by j comes from the same products.
+Along a direction b, the covariance is b^T diag(mu_t) C[t, t'] b - (mu_t b) (mu_t' b). The variance of how
+often label i is followed by j comes from the same products.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ def chain_curvature(node: Tensor, step: Tensor, mask: Tensor, basis: Tensor | No
     """Curvature from node marginals (S, B, T, V) and transition matrices (S, B, T-1, V, V), along the
     columns of ``basis`` (V, R), or of each label.
 
-    All positions t and t + d at once for each distance d: O(S B T^2 V^3) time in T batched products, O(S B
-    T V^2) memory. Labels that are far apart forget each other: it ends at the first distance where nothing
-    is larger than ``NEGLIGIBLE``. On the CPU compiled loops (``compiled_curvature``) stop at that distance
-    for every position of every sequence, where there is enough to do.
+    All positions t and t + d are treated at once for each distance d: O(S B T^2 V^3) time in T batched
+    products, O(S B T V^2) memory. Labels that are far apart forget each other, so the loop ends at the
+    first distance where nothing is larger than ``NEGLIGIBLE``. On the CPU, where there is enough to do,
+    compiled loops (``compiled_curvature``) find that distance separately for every position of every
+    sequence.
     """
     enough = node.numel() * node.shape[-1] >= max(1, WORTH_COMPILING)
     if node.device.type == "cpu" and enough and compiled_loops() is not None:

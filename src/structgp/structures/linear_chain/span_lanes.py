@@ -1,8 +1,8 @@
 """Eight draws at a time (``graph.lanes``), for probabilities of spans: sums over the transitions of one
 label, and exponentials of scores.
 
-Ways are transitions that some draw allows. Those of a label are neighbours: from ``first`` to before
-``last``, of which spans end at those before ``cut``. place : (E,) the other label of each, times L.
+Ways are transitions that some draw allows. The ways of one label are neighbours, from ``first`` to before
+``last``, and spans end at those before ``cut``. place : (E,) the other label of each way, times L.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from structgp.structures.linear_chain.lane_exp import _LOG2_64, _ROUND_64, LOWES
 
 _i64 = types.int64
 DEGREE = 13
-"""Of the polynomial for exp, as in ``lane_exp``."""
+"""Degree of the polynomial for exp, as in ``lane_exp``."""
 
 
 def _sum(to: Code, first: int, last: int, array: int, lanes: int) -> Any:
-    """The sum over ways ``first`` to ``last`` of numbers of ``array`` times those of a table, all of them
-    by their place among the arguments: behind an array comes where it begins, then places of the ways, the
-    table, and where that begins."""
+    """The sum over ways ``first`` to ``last`` of numbers of ``array`` times numbers of a table, all given
+    by their index among the arguments. From index ``lanes`` on come the offset in ``array``, the places of
+    the ways, the table, and the offset in the table."""
     build = to.builder
     so_far = cgutils.alloca_once_value(build, to.constant(0))
     with cgutils.for_range(build, build.sub(to.arguments[last], to.arguments[first])) as loop:
@@ -55,8 +55,8 @@ def both_sums_of_ways(
     _: Any, part: Any, p: Any, out: Any, o: Any, first: Any, cut: Any, last: Any, a: Any, i: Any,
     place: Any, b: Any, j: Any, by: Any, k: Any, more: Any, m: Any,
 ) -> Any:  # fmt: skip
-    """part[p] <- such a sum of ways up to the cut, times more[m], and out[o] <- that of all, times by[k]
-    more[m]."""
+    """part[p] <- the sum as in ``sum_of_ways`` over ways before the cut, times more[m], and out[o] <- that
+    over all ways, times by[k] more[m]."""
 
     @written(part, _i64, out, _i64, _i64, _i64, _i64, a, _i64, place, b, _i64, by, _i64, more, _i64)
     def found(to: Code) -> None:
@@ -73,7 +73,7 @@ def scaled_sum_of_ways(
     _: Any, out: Any, o: Any, first: Any, last: Any, a: Any, i: Any, place: Any, b: Any, j: Any, by: Any,
     k: Any, more: Any, m: Any,
 ) -> Any:  # fmt: skip
-    """out[o] <- such a sum, times by[k] more[m]."""
+    """out[o] <- the sum as in ``sum_of_ways``, times by[k] more[m]."""
 
     @written(out, _i64, _i64, _i64, a, _i64, place, b, _i64, by, _i64, more, _i64)
     def found(to: Code) -> None:
@@ -118,7 +118,7 @@ def add_multiplied(_: Any, out: Any, o: Any, a: Any, i: Any, b: Any, j: Any) -> 
 
 @intrinsic
 def fetch(_: Any, scores: Any, s: Any, b: Any, i: Any) -> Any:
-    """Asks for the cache line of scores[s, b, i], which will be read soon."""
+    """Prefetches the cache line of scores[s, b, i], which will be read soon."""
 
     @written(scores, _i64, _i64, _i64)
     def found(to: Code) -> None:
@@ -177,7 +177,7 @@ def exp_below_highest(_: Any, a: Any, i: Any, n: Any, widest: Any, lowest: Any, 
 
 
 def _exp(to: Code, x: Any) -> Any:
-    """``lane_exp`` of all lanes: its words say how. nan stays nan."""
+    """exp in all lanes, by the method that ``lane_exp`` describes. nan stays nan."""
     build, whole = to.builder, ir.VectorType(ir.IntType(64), LANES)
 
     def constant_sum(y: Any, number: float) -> Any:

@@ -1,4 +1,4 @@
-"""A likelihood that is a function: the engine needs nothing of it but its values.
+"""A likelihood that is given as a function: the engine needs nothing but its values.
 
 Letters: S draws, B sequences in a batch, T positions (padded), V labels.
 """
@@ -23,15 +23,15 @@ from structgp.structures.opaque.user_function import Caller, name_of, one_table,
 Array = NDArray[Any]
 
 CHUNKS_PER_WORKER = 4
-"""Sequences differ in length: a worker that finishes early can take another chunk."""
+"""Chunks per worker. Sequences differ in length: a worker that finishes early can take another chunk."""
 
 
 class BlackBox(Structure):
     """log p(y | f, g) computed by a callable, in torch or NumPy, with or without a gradient.
 
-    Which of these it is, ``probe`` finds out by calling it on a small example. A likelihood that also
-    offers marginals, decoding or curvature should subclass :class:`Structure`. Transitions that depend on
-    features are refused: the function sees one table g.
+    ``probe`` finds out which of these it is by calling it on a small example. A likelihood that also offers
+    marginals, decoding or curvature should subclass :class:`Structure`. Transitions that depend on features
+    are refused, because the function sees a single table g.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class BlackBox(Structure):
         self.function, self.batched, self.n_jobs = function, batched, n_jobs
         self.handles_missing = getattr(function, "handles_missing", False) is True
         self.gradient_problem: str | None = None
-        """Why the gradient that the function carries is not used; None if it is, or there is none."""
+        """Why the gradient that the function carries is not used; None if it is used or there is none."""
         self._caller, self._kind = Caller(function, batched), cast("Kind | None", None)
 
     @property
@@ -71,9 +71,9 @@ class BlackBox(Structure):
         return f"BlackBox({name_of(self.function)}, batched={self.batched}, n_jobs={self.n_jobs})"
 
     def probe(self, n_labels: int) -> Kind:
-        """'torch with gradient', 'numpy', or 'torch, values only', found by a trial with n_labels labels at
-        the first call, which also sets ``ignores_shift``. Warns if the function carries a gradient that
-        differences of its values contradict; that gradient is not used."""
+        """'torch with gradient', 'numpy', or 'torch, values only'. The first call finds this by a trial
+        with n_labels labels, and also sets ``ignores_shift``. Warns if the function carries a gradient that
+        differences of its values contradict; such a gradient is not used."""
         if self._kind is None:
             self._kind, self.gradient_problem, self.ignores_shift = find_kind(self._caller, n_labels)
             if self.gradient_problem:
@@ -84,12 +84,12 @@ class BlackBox(Structure):
 
     @property
     def kind(self) -> Kind:
-        """What ``probe`` found, with 3 labels if it was not called before."""
+        """What ``probe`` found; calls it with 3 labels if it was not called before."""
         return self.probe(3)
 
     @property
     def can_be_sent(self) -> bool:
-        """Whether joblib can send the function to other processes."""
+        """True if joblib can send the function to other processes."""
         from multiprocessing.reduction import ForkingPickler
 
         from joblib import wrap_non_picklable_objects
@@ -102,8 +102,8 @@ class BlackBox(Structure):
 
     @property
     def has_gradient(self) -> bool:  # type: ignore[override]
-        """Tries 3 labels if ``probe`` was not called before. A function that only works with another number
-        of labels must be probed with that number first."""
+        """Calls ``probe`` with 3 labels if it was not called before. A function that only works with
+        another number of labels must be probed with that number first."""
         return self.probe(3) == "torch with gradient"
 
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -141,7 +141,8 @@ class BlackBox(Structure):
             raise
 
     def _pool(self, f: Array, g: Array, y: Array, ends: list[tuple[int, int]]) -> Array:
-        """(S, len(ends)) NumPy values of sequences, given with their lengths, from ``n_jobs`` processes.
+        """(S, len(ends)) values of a NumPy function from ``n_jobs`` processes. ends : (index, length) of
+        each sequence.
 
         A task is some sequences with all draws; with fewer sequences than processes, one sequence with some
         of the draws.

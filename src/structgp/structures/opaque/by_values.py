@@ -1,8 +1,8 @@
 """A likelihood that answers questions from its values alone.
 
-Where a sequence has few labellings, all of them are evaluated and answers are exact; where it has many, a
-weighted sample of them answers (``importance``), with a Monte Carlo error. Either way the values are
-normalised over labellings, and one call of the function evaluates a labelling under all draws.
+Where a sequence has few labellings, all of them are evaluated and answers are exact; where it has many,
+answers come from a weighted sample of them (``importance``), with a Monte Carlo error. Either way, the
+values are normalised over labellings, and one call of the function evaluates a labelling under all draws.
 
 Letters: S draws, B sequences in a batch, T positions (padded), V labels.
 """
@@ -30,21 +30,22 @@ from structgp.structures.opaque.pools import Pool, enumerated
 from structgp.structures.opaque.user_function import name_of
 
 NUMBERS_AT_ONCE = 1 << 22
-"""Latent values that one call of a batched function sees at most."""
+"""Largest number of latent values that one call of a batched function sees."""
 
 KEPT_NUMBERS = 1 << 24
-"""Numbers in pools that are kept for the next question about the same sequences: 128 MB."""
+"""Most numbers that pools kept for the next question about the same sequences may hold: 128 MB."""
 
 TRIAL_LABELLINGS = 256
-"""Labellings that the trial of normalisation enumerates at most, of up to 3 tokens."""
+"""Largest number of labellings, of up to 3 tokens, that the trial of normalisation enumerates."""
 
 NORMALISED = 1e-4
-"""How far the log of the sum over labellings may be from 0: a function may compute in single precision."""
+"""Largest absolute log of the sum over labellings that counts as 0: a function may use single precision."""
 
 
 @dataclass
 class _Done:
-    """What a structure shares with itself given labels. values : labellings evaluated so far."""
+    """State that a structure shares with its versions given labels. values : labellings evaluated so
+    far."""
 
     values: int = 0
     was_tried: bool = False
@@ -53,11 +54,11 @@ class _Done:
 
 
 class ByValues(Structure):
-    """Answers of ``inner``, a likelihood with no more than ``log_prob``. ``seed`` : of sampled labellings;
-    every sequence begins with it, so that its answer does not depend on what else is asked. ``known`` : (B,
-    T) labels that are given, negative where none is.
+    """Answers for ``inner``, a likelihood that only has ``log_prob``. ``seed`` : seed for sampling
+    labellings, used anew for every sequence, so that its answer does not depend on what else is asked.
+    ``known`` : (B, T) labels that are given, negative where none is.
 
-    Cost: V^T values per sequence and draw where that is at most ``MOST_VALUES``, else up to that number.
+    Cost: V^T values per sequence and draw where that is at most ``MOST_VALUES``, else about that many.
     ``n_values`` counts the labellings evaluated so far."""
 
     has_gradient = False
@@ -82,34 +83,35 @@ class ByValues(Structure):
 
     @property
     def is_normalised(self) -> bool | None:
-        """Whether probabilities sum to 1 over labellings in a trial; None before it, or if it failed."""
+        """True if probabilities sum to 1 over labellings in a trial; None before the trial, or if it
+        failed."""
         return self._done.is_normalised
 
     @property
     def name(self) -> str:
-        """The function's, or that of the structure's class."""
+        """Name of the function, or of the structure's class."""
         return (
             name_of(self.inner.function) if isinstance(self.inner, BlackBox) else type(self.inner).__name__
         )
 
     @property
     def full_name(self) -> str:
-        """The same with its module."""
+        """``name`` with the module in front."""
         of: Any = self.inner.function if isinstance(self.inner, BlackBox) else type(self.inner)
         while isinstance(of, partial):
             of = of.func
         return f"{getattr(of, '__module__', None) or type(of).__module__}.{self.name}"
 
     def given(self, y: Tensor) -> ByValues:
-        """The same given labels y (B, T), negative where none is known. Scores stay as they are: what a
-        function makes of a score that is -inf, nobody knows."""
+        """This structure conditioned on labels y (B, T), negative where unknown. Scores stay as they are:
+        there is no telling what a function does with a score of -inf."""
         found = ByValues(self.inner, self.seed, y.cpu())
         found._kept, found._lock, found._done = self._kept, self._lock, self._done
         return found
 
     def probe(self, n_labels: int) -> None:
-        """Finds out whether the function sums to 1 over labellings, on a few generated scores; a warning if
-        it does not."""
+        """Tests, once and on a few generated scores, whether the probabilities sum to 1 over labellings;
+        warns if they do not."""
         if self._done.was_tried:
             return
         self._done.was_tried = True
@@ -120,7 +122,7 @@ class ByValues(Structure):
         labels = torch.tensor(list(product(range(n_labels), repeat=T)))
         try:
             totals = self._values(f, g, labels).logsumexp(1)
-        except LikelihoodError:  # there may be labellings that it cannot take, or features that it needs
+        except LikelihoodError:  # it may refuse some labellings, or need features
             return
         self._done.is_normalised = bool((totals.abs() <= NORMALISED).all())
         if not self.is_normalised:
@@ -131,8 +133,8 @@ class ByValues(Structure):
             warnings.warn(text, StructgpWarning, stacklevel=3)
 
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """Given what is known; labels that are missing are summed over. One value per sequence where none
-        is missing and the function is normalised."""
+        """log p of y given the known labels; missing labels are summed over. Takes one value per sequence
+        where no label is missing, none is given, and the function is normalised."""
         self.probe(f.shape[-1])
         found = torch.full(f.shape[:2], -torch.inf, dtype=torch.float64)
         for b, n, one in self._each(f, g, mask):
@@ -168,12 +170,12 @@ class ByValues(Structure):
         return self.n_best(f, g, mask, 1)[0][:, :, 0]
 
     def n_best(self, f: Tensor, g: Tensor, mask: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """The best of those that were evaluated."""
+        """The n best among the labellings that were evaluated."""
         labels = torch.zeros((*f.shape[:2], n, f.shape[2]), dtype=torch.long)
         found = torch.full((*f.shape[:2], n), -torch.inf, dtype=torch.float64)
         found[..., 0] = torch.where(
             mask.any(-1).cpu(), -torch.inf, 0.0
-        )  # of nothing there is one labelling
+        )  # an empty sequence has one labelling
         for b, length, pool in self._pools(f, g, mask):
             labels[:, b, :, :length], found[:, b] = pool.best(n)
         return labels.to(f.device), found.to(f)
@@ -191,15 +193,15 @@ class ByValues(Structure):
         return found.to(f)
 
     def monte_carlo_error(self, f: Tensor, g: Tensor, mask: Tensor, share: Tensor) -> Tensor:
-        """(B, T, V) standard errors of the marginals averaged over draws with shares (S, B), from sampling
-        labellings; 0 where all were enumerated."""
+        """(B, T, V) standard errors, from sampling labellings, of the marginals averaged over draws with
+        shares (S, B); 0 where all labellings were enumerated."""
         found = torch.zeros(f.shape[1:], dtype=torch.float64)
         for b, n, pool in self._pools(f, g, mask):
             found[b, :n] = pool.errors(share[:, b].cpu().double())
         return found.to(f)
 
     def _each(self, f: Tensor, g: Tensor, mask: Tensor) -> Iterator[tuple[int, int, tuple[Tensor, Tensor]]]:
-        """Place, length, and scores f (S, 1, T, V) and g of each sequence that has tokens, on the host."""
+        """Index, length, and scores f (S, 1, T, V) and g of each sequence that has tokens, on the CPU."""
         f, g = f.detach().cpu().double(), g.detach().cpu().double()
         for b, n in enumerate(mask.sum(-1).tolist()):
             if n:
@@ -216,7 +218,7 @@ class ByValues(Structure):
             yield b, n, pool
 
     def _known(self, b: int, n: int) -> Tensor:
-        """(n,) labels of a sequence that are known. One row serves all sequences."""
+        """(n,) known labels of a sequence, negative where unknown. A single row serves all sequences."""
         if self.known is None:
             return torch.full((n,), -1)
         return self.known[b if len(self.known) > 1 else 0, :n]
@@ -232,7 +234,7 @@ class ByValues(Structure):
         if pool is None:
             pool = self._new_pool(f, g, known)
         with self._lock:
-            self._kept[key] = pool  # the latest comes last
+            self._kept[key] = pool  # the latest one comes last
             total = sum(p.numbers for p in self._kept.values())
             while total > KEPT_NUMBERS and len(self._kept) > 1:
                 total -= self._kept.pop(next(iter(self._kept))).numbers

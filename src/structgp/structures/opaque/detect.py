@@ -1,4 +1,4 @@
-"""What a user's likelihood works with, found by calling it on a small example."""
+"""Finds out what a user's likelihood works with by calling it on a small example."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ CLOSE = 2e-3
 
 
 def find_kind(caller: Caller, n_labels: int) -> tuple[Kind, str | None, bool]:
-    """What the function works with; why the gradient that it carries is not used, None if it is or there is
-    none; and whether adding a number to all labels of a position changed no trial.
+    """What the function works with; why the gradient that it carries is not used, None if it is used or
+    there is none; and whether adding a number to all labels of a position changed no trial.
 
     Tries, in this order, tensors that require grad, NumPy arrays, and plain tensors. The gradient of a
     differentiable result is compared with differences of the values, along random directions of f and of g.
     A shift of all labels is tried as well. About 24 calls with S < 6, T = 3.
     """
     with warnings.catch_warnings(), torch.enable_grad():
-        # NumPy code warns of tensors that it was never meant for.
+        # NumPy code may warn about tensors that it was never meant for.
         warnings.simplefilter("ignore")
         example = Example(caller, n_labels)
         kind, problem = example.kind()
@@ -64,7 +64,7 @@ class Example:
         return f.masked_fill(~self.mask[0][..., None], 0) if self.mask else f
 
     def _labellings(self) -> Iterator[Tensor]:
-        """Random labellings, and those of one label throughout: most may be impossible."""
+        """Random labellings, and labellings with one label throughout: most of them may be impossible."""
         generator, shape = torch.Generator().manual_seed(1), self.f.shape[1:-1]
         for label in range(N_TRIES):
             some = [torch.randint(self.n_labels, shape, generator=generator)]
@@ -72,7 +72,8 @@ class Example:
             yield from (y * self.mask[0] if self.mask else y for y in some)
 
     def kind(self) -> tuple[Kind, str | None]:
-        """What the function works with, and what is wrong with the gradient that it carries."""
+        """What the function works with, and what is wrong with the gradient that it carries; None if
+        nothing is."""
         try:
             for y in self._labellings():
                 f, g = self.f.clone().requires_grad_(), self.g.clone().requires_grad_()
@@ -101,7 +102,7 @@ class Example:
         raise LikelihoodError(self.caller.place, problem, remedy) from cause
 
     def ignores_shift(self, kind: Kind) -> bool:
-        """Whether a shift of all labels changed no finite value, over all labellings tried."""
+        """True if a shift of all labels changed no finite value, over all labellings tried."""
         moved, tried = self._padded(self.f + SHIFT * self._normal(*self.f.shape[:-1], 1)), 0
         for y in islice(self._labellings(), N_SHIFTS):
             try:

@@ -1,8 +1,9 @@
 """Gradient and curvature of a likelihood that only has values, by central differences.
 
-Each score is moved up and down, which gives slope and curvature there for any function: 2 (T V + V^2)
-values per draw, without the noise of estimators that work from random draws. Where sequences are short and
-labels few that is cheap, and any function can be fitted with second-order inference."""
+Each score is moved up and down, which gives the slope and the curvature in that score for any function.
+This takes 2 (T V + V^2) values per draw and has none of the noise of gradient estimators that work from
+random draws. Where sequences are short and labels few, it is cheap, and any function can be fitted with
+second-order inference."""
 
 from __future__ import annotations
 
@@ -19,18 +20,18 @@ from structgp.structures.opaque.user_function import one_table
 
 SLOPE_STEP = 1e-2
 BEND_STEP = 0.1
-"""Steps of the differences: errors are a millionth of the third derivative and a thousandth of the fourth,
-and a function that computes in single precision still has three digits."""
+"""Steps of the differences, for slopes and for curvature: errors are a millionth of the third derivative
+and a thousandth of the fourth, and a function that computes in single precision still has three digits."""
 
 VALUES_AT_ONCE = 1 << 21
-"""Latent values that one call of the function sees at most."""
+"""Largest number of latent values that one call of the function sees."""
 
 Values = Callable[[Tensor, Tensor], Tensor]
 
 
 class Differences(Structure):
-    """``inner`` with a gradient and a curvature position by position. Negative curvature counts as 0.
-    ``n_values`` counts the values asked for, sequences times draws."""
+    """``inner`` with a gradient, and with a curvature position by position, where negative values count as
+    0. ``n_values`` counts the values asked for, one per sequence and draw."""
 
     def __init__(self, inner: Structure) -> None:
         self.inner, self.n_values = inner, 0
@@ -39,7 +40,7 @@ class Differences(Structure):
 
     @staticmethod
     def evaluations(n_positions: float, n_labels: int) -> float:
-        """Values that a gradient takes, for each draw and sequence."""
+        """Number of values that a gradient takes, per draw and sequence."""
         return 2 * (n_positions * n_labels + n_labels**2)
 
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -100,8 +101,9 @@ class _Values(torch.autograd.Function):
 
 
 def _moved(values: Values, f: Tensor, g: Tensor, directions: Tensor, size: float) -> list[Tensor]:
-    """Values (2, K, S, B) after each of K steps of that size, up and down: one step in f (S, B, T, V) per
-    position and column of ``directions`` (V, R), then one in g (S, V, V) per entry. A call has several."""
+    """Two tensors of values (2, K, S, B) after each of K steps of length ``size``, up and down. The first
+    has one step in f (S, B, T, V) per position and column of ``directions`` (V, R), the second one step in
+    g (S, V, V) per entry. One call of ``values`` takes several steps."""
     (T, V), R = f.shape[2:], directions.shape[1]
     nodes = f.new_zeros((T, R, T, V))
     nodes.diagonal(dim1=0, dim2=2).copy_(directions.T[..., None])  # (R, V, T)

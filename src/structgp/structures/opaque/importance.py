@@ -1,21 +1,22 @@
 """A weighted sample of labellings, where there are too many to enumerate: adaptive importance sampling.
 
 Labellings are proposed by chains, one per draw, and evaluated by the user's function under all draws at
-once, so that every value serves every draw. With n_k labellings proposed by mixture q_k, one that was drawn
-m times stands for
+once, so that every value serves every draw. With n_k labellings proposed by mixture q_k, a labelling y that
+was drawn m times stands for
 
     w(y) = m / sum_k n_k q_k(y)
 
 labellings (the balance heuristic), and sum_y w(y) p_s(y) estimates the sum over all labellings without
 bias. Where the weights are uneven, the node scores of all chains are tilted by a common amount per position
-and label, so that their marginals become those of the sample so far; what was drawn before still counts.
+and label, so that the marginals of the chains move towards those of the sample so far; labellings drawn
+before still count.
 
-Measured on generated scores with 4 labels, 20 and 40 tokens, 32 draws and 2,000 values per sequence, as
-the spread of averaged marginals between 4 seeds: 2 to 17 times smaller than that of Gibbs sampling on the
-values (8 chains from the chain's labellings, one sweep dropped, the average over draws as their target),
-which has only 2 to 4 sweeps for so many values; and 1.6 to 4 times smaller than without tilting, where the
-chain is far from the function. A Markov chain fitted to the sample as the next proposal spread about as
-much at 20 tokens and up to 1.4 times as much at 40.
+The spread of averaged marginals between 4 seeds was measured on generated scores with 4 labels, 20 and 40
+tokens, 32 draws and 2,000 values per sequence. It was 2 to 17 times smaller than that of Gibbs sampling on
+the values (8 chains from the chain's labellings, one sweep dropped, the average over draws as their
+target), which has only 2 to 4 sweeps for so many values; and, where the chain is far from the function, 1.6
+to 4 times smaller than without tilting. With a Markov chain fitted to the sample as the next proposal, the
+spread was about the same at 20 tokens and up to 1.4 times as large at 40.
 """
 
 from __future__ import annotations
@@ -30,30 +31,32 @@ from structgp.structures.program import Layout, compile
 from structgp.structures.spec import Spec
 
 ROUND = 256
-"""Labellings proposed at a time."""
+"""Number of labellings proposed at a time."""
 
 MOST_VALUES = 2048
-"""All labellings are evaluated where there are no more; else sampling ends with the round that reaches so
-many. A NumPy
-function of 20 tokens and 128 draws takes some tenths of a second for so many. Not chosen on data."""
+"""Largest number of labellings of a sequence for which all are evaluated; where there are more, sampling
+ends with the round that reaches this number. A NumPy function takes some tenths of a second for so many,
+with 20 tokens and 128 draws. Not chosen on data."""
 
 MOST_ROUNDS = 16
-"""Where few labellings are probable, the same ones are drawn again and cost no values."""
+"""Largest number of rounds. Where few labellings are probable, the same ones are drawn again and cost no
+values."""
 
 ENOUGH = 1000
-"""Effective number of labellings that ends the sampling: standard errors are then at most .016."""
+"""Effective number of labellings at which sampling ends: standard errors are then at most .016."""
 
 EVEN = 0.5
-"""Effective share of the labellings drawn below which proposals are tilted."""
+"""Proposals are tilted if the effective number of labellings is below this share of those drawn."""
 
 LEAST_EFFECTIVE = 50
-"""Weights that a tilt is learned from are flattened until they are worth so many labellings."""
+"""Smallest effective number of labellings: weights that a tilt is learned from are flattened until they are
+worth so many."""
 
 
 def sampled(values: Values, f: Tensor, g: Tensor, spec: Spec, generator: torch.Generator) -> Pool:
-    """A pool for one sequence. values : of the function, for labellings (C, T). f : (S, 1, T, V), -inf at
-    labels that are not possible; g : (S, V, V) or (S, 1, T-1, V, V). Cost of the chains O(S C T) per
-    tilt."""
+    """A sampled pool for one sequence. values : the function, from labellings (C, T) to values (S, C). f :
+    (S, 1, T, V), -inf at labels that are not possible; g : (S, V, V) or (S, 1, T-1, V, V). Cost of the
+    chains O(S C T) per tilt."""
     proposals, seen = Proposals(f, g, spec, generator), Seen(values)
     for _ in range(MOST_ROUNDS):
         seen.add(proposals.draw(ROUND))
@@ -66,10 +69,11 @@ def sampled(values: Values, f: Tensor, g: Tensor, spec: Spec, generator: torch.G
 
 
 def _flattened(pool: Pool) -> Tensor:
-    """(T, V) marginals of the sample, averaged over draws, under weights that are not too uneven."""
+    """(T, V) marginals of the sample, averaged over draws, with weights flattened until they are not too
+    uneven."""
     assert pool.drawn is not None
     log_p = (pool.values + pool.log_weight).log_softmax(1).nan_to_num(-torch.inf).logsumexp(0)
-    # What one labelling drawn counts; beside those that are impossible, any power of it is positive.
+    # The weight of one draw of each labelling; any power of it is positive, unless it is impossible.
     each, power = log_p - pool.drawn.log(), 1.0
     while True:
         p = (power * each + pool.drawn.log()).masked_fill(each == -torch.inf, -torch.inf).softmax(0)
@@ -82,7 +86,7 @@ def _flattened(pool: Pool) -> Tensor:
 
 
 class Seen:
-    """labels : (C, T) all labellings so far, without repeats. drawn : (C,) how often each was drawn."""
+    """Labellings drawn so far. labels : (C, T), without repeats. drawn : (C,) how often each was drawn."""
 
     def __init__(self, values: Values) -> None:
         self._of, self._places, self._values = values, dict[bytes, int](), list[Tensor]()
@@ -109,7 +113,7 @@ class Seen:
 
 
 class Proposals:
-    """Mixtures over draws of chains, each with its tilt (T, V) of the node scores."""
+    """Mixtures of chains, one chain per draw; each mixture has its tilt (T, V) of the node scores."""
 
     def __init__(self, f: Tensor, g: Tensor, spec: Spec, generator: torch.Generator) -> None:
         self.f, self.g, self.generator = f, g, generator
@@ -122,14 +126,14 @@ class Proposals:
         return (self.f[draws] + tilt, self.g[draws])[: self._n_scores]
 
     def draw(self, n: int) -> Tensor:
-        """(n, T) labellings from the latest mixture, about as many from each draw."""
+        """(n, T) labellings from the latest mixture, about equally many from each draw."""
         S = len(self.f)
         order = torch.randperm(-(-n // S) * S, generator=self.generator)[:n] % S
         self._n[-1] += n
         return self._program.sample(self._scores(self._tilts[-1], order), self.generator)[:, 0]
 
     def log_expected(self, labels: Tensor) -> Tensor:
-        """(C,) log of how often each labelling is expected among all that were drawn."""
+        """(C,) log of the expected number of times that each labelling occurs among all that were drawn."""
         for k, tilt in enumerate(self._tilts):
             if k == len(self._log_q):
                 self._log_q.append(self.f.new_zeros(0))

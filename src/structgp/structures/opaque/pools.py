@@ -18,9 +18,10 @@ Values = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Pool:
-    """labels : (C, T), all different. values : (S, C) of the function. log_weight : (C,) log of how many
-    labellings each one stands for, 0 if all are there. drawn : (C,) how often each was drawn, None if all
-    are there. n_labels : V. sums_to_1 : whether the function's probabilities are known to sum to 1."""
+    """labels : (C, T), all different. values : (S, C) values of the function. log_weight : (C,) log of how
+    many labellings each one stands for, 0 if the pool has all labellings. drawn : (C,) how often each was
+    drawn, None if the pool has all. n_labels : V. sums_to_1 : whether the function's probabilities are
+    known to sum to 1."""
 
     labels: Tensor
     values: Tensor
@@ -31,16 +32,16 @@ class Pool:
 
     @cached_property
     def log_z(self) -> Tensor:
-        """(S,) log of the sum over all labellings; an estimate if they were drawn, of a sum without
-        bias, unless it is known."""
+        """(S,) log of the sum over all labellings: 0 if the sum is known to be 1; if labellings were drawn,
+        the log of an unbiased estimate of the sum."""
         if self.sums_to_1:
             return self.values.new_zeros(len(self.values))
         return torch.logsumexp(self.values + self.log_weight, 1)
 
     @cached_property
     def p(self) -> Tensor:
-        """(S, C) what each labelling counts under each draw: its probability if all are there. Sums to 1
-        over labellings; 0 where none is possible."""
+        """(S, C) the share of each labelling under each draw: its probability if the pool has all
+        labellings. Sums to 1 over labellings; 0 where none is possible."""
         return (self.values + self.log_weight).softmax(1).nan_to_num(0)
 
     @cached_property
@@ -50,20 +51,20 @@ class Pool:
 
     @property
     def is_possible(self) -> bool:
-        """Whether every draw has a labelling that is not impossible."""
+        """True if every draw has a labelling that is possible."""
         return bool((self.values > -torch.inf).any(1).all())
 
     @property
     def numbers(self) -> int:
-        """Numbers that it holds."""
+        """How many numbers the pool holds."""
         return 2 * self.values.numel() + self.hot.numel()
 
     def marginals(self) -> Tensor:
-        """(S, T, V) of each label."""
+        """(S, T, V) probabilities of labels."""
         return torch.tensordot(self.p, self.hot, 1)
 
     def entropy(self) -> Tensor:
-        """(S,) in nats."""
+        """(S,) entropy over labellings, in nats."""
         surprise = self.log_z[:, None] - self.values
         return torch.where(self.p > 0, self.p * surprise, 0).sum(1)
 
@@ -84,15 +85,15 @@ class Pool:
 
     def effective(self) -> float:
         """Effective number of labellings of a sample, for the average over draws: that many independent
-        labellings would be as good. Infinite if all are there."""
+        labellings would be as good. Infinite if the pool has all labellings."""
         if self.drawn is None:
             return torch.inf
         p = self.p.mean(0)
         return float(p.sum() ** 2 / (p**2 / self.drawn).sum().clamp(min=1e-300))
 
     def errors(self, share: Tensor) -> Tensor:
-        """(T, V) standard errors of the marginals averaged with shares (S,), by the delta method for ratios
-        of weighted sums; 0 if all labellings are there."""
+        """(T, V) standard errors of the marginals averaged over draws with shares (S,), by the delta method
+        for ratios of weighted sums; 0 if the pool has all labellings."""
         T, V = self.hot.shape[1:]
         if self.drawn is None:
             return self.values.new_zeros((T, V))
@@ -103,7 +104,7 @@ class Pool:
 
 
 def all_labellings(possible: Tensor) -> Tensor:
-    """(C, T) every labelling of labels that are possible (T, V), true or false."""
+    """(C, T) every labelling made of possible labels. possible : (T, V) bool."""
     each = [row.nonzero()[:, 0] for row in possible]
     if not each:
         return torch.zeros((1, 0), dtype=torch.long)
@@ -112,7 +113,7 @@ def all_labellings(possible: Tensor) -> Tensor:
 
 
 def enumerated(values: Values, possible: Tensor) -> Pool:
-    """All labellings of labels that are possible (T, V)."""
+    """The pool of all labellings made of possible labels. possible : (T, V) bool."""
     labels = all_labellings(possible)
     found = values(labels)
     return Pool(labels, found, found.new_zeros(len(labels)), None, possible.shape[1])

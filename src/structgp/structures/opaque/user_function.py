@@ -23,7 +23,7 @@ TEXT_SHOWN = 300
 
 @dataclass(frozen=True)
 class Caller:
-    """A user's function in one of two forms, with all its errors as LikelihoodError.
+    """A user's function in one of two forms; all its errors are raised as LikelihoodError.
 
     Single: function(f, g, y) with f (S, T, V), g (S, V, V), y (T,) -> (S,). Batched: function(f, g, y,
     mask) with f (S, B, T, V), g (S, V, V), y and mask (B, T) -> (S, B).
@@ -37,8 +37,8 @@ class Caller:
         return f"likelihood {name_of(self.function)}"
 
     def numpy(self, *given: NDArray[Any], sequence: int | None = None) -> NDArray[Any]:
-        """Values from f, g, y and, in the batched form, the mask: read-only arrays of float64, int64 and
-        bool."""
+        """Values from f, g, y and, in the batched form, the mask. The function is given read-only arrays of
+        float64, int64 and bool."""
         frozen = []
         for x, dtype in zip(given, (np.float64, np.float64, np.int64, np.bool_), strict=False):
             view = np.ascontiguousarray(x, dtype=dtype).view()  # the caller's array stays writable
@@ -50,8 +50,9 @@ class Caller:
         return self._checked(np.asarray(values, dtype=np.float64), given[2], sequence)
 
     def torch(self, f: Tensor, g: Tensor, *labels: Tensor, sequence: int | None = None) -> Tensor:
-        """Values from float64 tensors, then y and, in the batched form, the mask; differentiable where the
-        function is and autograd is on. The function is given copies, which it may change."""
+        """Values from float64 tensors f and g, then y and, in the batched form, the mask; differentiable
+        where the function is differentiable and autograd is on. The function is given copies, which it may
+        change."""
         given = [x.to(torch.float64, copy=True) for x in (f, g)] + [x.clone() for x in labels]
         values = self._call(given, sequence)
         if not isinstance(values, Tensor):
@@ -94,7 +95,7 @@ class Caller:
         )
 
     def _error(self, problem: str, remedy: str, y: Any, sequence: int | None) -> LikelihoodError:
-        """With the length and first labels of the sequence, by which a user can find it."""
+        """The error, with the length and first labels of the sequence, by which a user can find it."""
         if y.ndim > 1 and sequence is not None:
             y = y[sequence]
         if y.ndim > 1:
@@ -106,7 +107,7 @@ class Caller:
 
 
 def one_table(g: Tensor) -> None:
-    """InputError unless g is (S, V, V): a function sees one table of transition scores."""
+    """Raises InputError unless g is (S, V, V): a function sees one table of transition scores."""
     if g.dim() != 3:
         problem = "a function cannot have transitions that depend on features"
         raise InputError(

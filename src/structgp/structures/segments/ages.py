@@ -3,12 +3,13 @@
 A message has one entry per label and age of the span that the label is in: with e[t, v] the sum over
 labellings of positions up to t whose last span ends at t, with label v,
 
-    a[t, v, 1]     = f[t, v] + sum_i e[t-1, i] g[i, v]                  i and v are parted
-    a[t, v, l + 1] = f[t, v] + sum_i a[t-1, i, l] g[i, v]               they are not
+    a[t, v, 1]     = f[t, v] + sum_i e[t-1, i] g[i, v]                  with a boundary between i and v
+    a[t, v, l + 1] = f[t, v] + sum_i a[t-1, i, l] g[i, v]               without one
     e[t, v]        = sum_l a[t, v, l] w[t, type of v, l]
 
-where sums and products are the semiring's, w is the score of a span that ends at t, and ages beyond L count
-as one. Cost O(S B T V (V + M L)), if a label can go on with the span of M labels: 1 or 2 in usual schemes.
+where sums and products are those of the semiring, w is the score of a span that ends at t, and ages beyond
+L share one entry. Cost O(S B T V (V + M L)), if a label can continue the span of M labels: 1 or 2 in usual
+schemes.
 
 Letters: S draws, B sequences, T positions (padded), V labels, K types of spans, L the longest span that has
 a score of its own.
@@ -27,8 +28,7 @@ def recursion(
     f: Tensor, g: Tensor, w: Tensor, mask: Tensor, scheme: SpanScheme, semiring: Semiring
 ) -> Tensor:
     """(S, B) elements of the semiring. f : (S, B, T, V); g : (S, V, V) or (S, B, T-1, V, V); w : (S, K,
-    L+1), or (S, B, T, K, L+1) by the position where the span ends. What stands at padding has no part in
-    it."""
+    L+1), or (S, B, T, K, L+1) by the position where the span ends. Values at padding are ignored."""
     S, B, T, V = f.shape
     scheme = scheme.to(f.device)
     f = f.masked_fill(~mask[..., None], 0)
@@ -41,11 +41,11 @@ def recursion(
     parted = g.masked_fill(~scheme.parts, -torch.inf)
     # (..., V, M) scores of the transitions to each label that go on with a span
     joined = g[..., order, torch.arange(V, device=f.device)[:, None]].masked_fill(~real, -torch.inf)
-    # One more type for labels outside: their spans, of one token, score 0.
+    # One more type, for labels outside of spans: their spans, of one token, score 0.
     w = torch.cat([w, w.new_zeros((*w.shape[:-2], 1, L + 1))], -2)[..., scheme.kinds, :]
 
     alone = f.new_full((V,), -torch.inf)
-    alone[0] = 0  # a sequence of nothing has one labelling
+    alone[0] = 0  # an empty sequence has one labelling
     ended = semiring.lift(alone.expand(S, B, V))
     message = ended  # there is none before the first position
     for t in range(T):

@@ -1,12 +1,12 @@
 """Forward-backward over labels and ages of spans in probability space, compiled by numba.
 
-The recursion of ``ages``, one sequence at a time, its forward messages scaled to sum to 1. Both passes
-run together and leave log Z with all its derivatives, so that nothing has to be kept or done again.
+The recursion of ``ages``, one sequence at a time, with forward messages scaled to sum to 1. Both passes run
+in one go and give log Z with all its derivatives, so that nothing has to be kept or computed again.
 
-Numbers below the smallest that the type holds are lost. A state with forward message a and backward
+Numbers below the smallest one that the type holds are lost. A state with forward message a and backward
 message b has probability a b, and a is at most 1: what is lost does not matter as long as no backward
-message is huge. That is checked for each sequence (``SAFE``), and those that fail are computed in log space
-instead.
+message is huge. This is checked for each sequence (``SAFE``), and sequences that fail are computed in log
+space instead.
 
 Needs numba (``structgp[fast]``).
 """
@@ -27,11 +27,11 @@ from structgp.structures.segments.span_scheme import SpanScheme
 from structgp.threads import share
 
 SAFE = 1e150
-"""Backward messages up to here are trusted: what forward messages lose, at most 1e-308 each, then has
+"""Largest backward message that is trusted: what forward messages lose, at most 1e-308 each, then has
 probability below 1e-150."""
 
 LARGEST_SCORE = 100.0
-"""Scores of spans up to here are trusted: their exponentials may have a range of exp(700) below it."""
+"""Largest score of a span that is trusted: exponentials may have a range of exp(700) below it."""
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 _reordered = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
@@ -41,16 +41,16 @@ def passes(
     f: Tensor, g: Tensor, w: Tensor, mask: Tensor, scheme: SpanScheme, steps: int, ends: int, spread: bool
 ) -> tuple[Tensor, ...]:
     """log Z (S, B) and whether it can be trusted (S, B); then probabilities of labels (S, B, T, V),
-    transitions (S, B, steps, V, V), spans by type and length (S, B, K, L+1), and by last position (S, B,
-    ends, K, L+1). All in double precision.
+    transitions (S, B, steps, V, V), spans by type and length (S, B, K, L+1), and spans by last position as
+    well (S, B, ends, K, L+1). All in double precision.
 
-    steps : T-1, or 1 to sum over positions; ends : T, or 0 to leave them out. spread : p (1 - p) instead of
-    p for all but the labels. Arguments as for ``recursion``."""
+    steps : T-1, or 1 to sum over positions. ends : T, or 0 to leave out spans by last position. spread :
+    p (1 - p) instead of p, except for labels. Other arguments as for ``recursion``."""
     S, B, T, V = f.shape
     K, width = w.shape[-2:]
     tables, spans = (x[:, None, None] if x.dim() == 3 else x for x in (g, w))
     given = [x.detach().double().contiguous().numpy() for x in (f, tables, spans)]
-    # Only a label that can go on with a span has ages beyond the first.
+    # Only a label that can continue a span has ages beyond the first.
     ages = torch.where(scheme.parts.all(0), 1, width)
     labels = (x.numpy() for x in (scheme.kinds, ages, scheme.pairs))
     told = g.dim() == 3, w.dim() == 3, mask.sum(-1).numpy(), *labels
@@ -64,8 +64,8 @@ def passes(
 
 @_compiled
 def _exponentiate_edges(g: Any, n: int, pairs: Any, edge: Any, joined: Any) -> Any:
-    """edge (T-1, V, V) <- exp of the first n tables g, each less its largest entry, with 0 where labels are
-    in one span; those go to joined (T-1, P). Returns the sum of the largest entries."""
+    """edge (T-1, V, V) <- exp of the first n tables g, each minus its largest entry, with 0 for transitions
+    within a span, which go to joined (T-1, P). Returns the sum of the largest entries."""
     V = edge.shape[1]
     tops = _exponentiate(g.reshape(len(g), V * V), n, edge.reshape(len(g), V * V))[0]
     for t in range(n):
@@ -78,7 +78,8 @@ def _exponentiate_edges(g: Any, n: int, pairs: Any, edge: Any, joined: Any) -> A
 @_compiled
 def _exponentiate_spans(w: Any, n: int, out: Any) -> bool:
     """out (T, K+1, L+1) <- exp of the scores w (T, K, L+1) of spans, for the first n positions. The last
-    type is that of labels outside, whose spans of one token score 0. True if they can be trusted."""
+    type is that of labels outside of spans, whose spans of one token score 0. Returns True if the
+    exponentials can be trusted."""
     K, width = w.shape[1:]
     top, fits = -LARGEST_SCORE, True
     for t in range(n):
@@ -106,8 +107,8 @@ def _forward(
     node: Any, edge: Any, joined: Any, span: Any, kinds: Any, ages: Any, pairs: Any, n: int, alpha: Any,
     ended: Any, scale: Any,
 ) -> float:  # fmt: skip
-    """The sum of the logarithms of the scales. Row t of alpha (T, V, L+1) <- the message at t, scaled to
-    sum to 1 by ``scale`` (T,); of ended (T, V) <- its part that ends a span there."""
+    """Returns log Z of these exponentials. Row t of alpha (T, V, L+1) <- the message at t, divided by scale
+    (T,) so that it sums to 1; row t of ended (T, V) <- the part of it whose span ends there."""
     V, width = alpha.shape[1:]
     log_z, start = 0.0, np.ones(V)
     for t in range(n):
@@ -150,10 +151,11 @@ def _backward(
     node: Any, edge: Any, joined: Any, span: Any, kinds: Any, ages: Any, pairs: Any, n: int, alpha: Any,
     ended: Any, scale: Any, spread: bool, nodes: Any, tables: Any, lengths: Any, ends: Any,
 ) -> float:  # fmt: skip
-    """The sum of all backward messages, each over its scale. The rest are results, as ``passes`` tells."""
+    """Returns the sum of all backward messages, each divided by its scale. The last four arguments <-
+    results, as in ``passes``."""
     V, width = alpha.shape[1:]
     K, messages = len(lengths), 0.0
-    after, begun = np.zeros((V, width + 1)), np.zeros(V)  # what the next position says, its ages one on
+    after, begun = np.zeros((V, width + 1)), np.zeros(V)  # what the next position passes back
     beta, closed, follows = np.zeros((V, width)), np.empty((K + 1, width)), np.empty(V)
     for t in range(n - 1, -1, -1):
         w = span[min(t, len(span) - 1)]
@@ -190,7 +192,7 @@ def _backward(
                 x *= inverse
                 messages += x
                 after[v, a] = x * node[t, v]
-            after[v, width] = after[v, width - 1]  # the last age is all that are larger
+            after[v, width] = after[v, width - 1]  # the last age stands for all larger ones
             begun[v] = after[v, 0]
             nodes[t, v] = here
         for k in range(K):

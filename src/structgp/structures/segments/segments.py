@@ -22,8 +22,8 @@ from structgp.structures.spec import Spec
 
 @dataclass(frozen=True)
 class SegmentsCurvature(Curvature):
-    """``Curvature``, with length : (B, K, L+1) of the scores of lengths; segment : (B, T, L, K) of those of
-    each possible span, if there are any."""
+    """``Curvature`` with two more parts. length : (B, K, L+1) in the scores of lengths. segment :
+    (B, T, L, K) in the scores of each possible span, if there are such scores."""
 
     length: Tensor
     segment: Tensor | None = None
@@ -33,11 +33,11 @@ class Segments(Structure):
     """Semi-Markov structured softmax over the labellings that ``rules`` allow. ``scheme`` says which spans
     a labelling has. Labels y that are missing (negative) are summed out.
 
-    Beside f and g, which are the chain's, methods take h (S, K, L+1), scores of spans by type and length,
-    the last for all longer than L, and ``segment`` (S, B, T, L, K), scores of each possible span by first
-    position, length and type, or None. ``mask`` may be the layout of a graph. Cost O(S B T V (V + L)) in
-    usual schemes. The labels alone are not a Markov chain: ``spans`` has the probabilities of spans, and
-    ``walk`` is the chain with the same probabilities of neighbouring labels."""
+    In addition to f and g, as for the chain, methods take h (S, K, L+1), scores of spans by type and
+    length, the last one for all spans longer than L, and ``segment`` (S, B, T, L, K), scores of each
+    possible span by first position, length and type, or None. ``mask`` may be the layout of a graph. Cost
+    O(S B T V (V + L)) in usual schemes. The labels alone are not a Markov chain: ``spans`` gives the
+    probabilities of spans, and ``walk`` is the chain with the same probabilities of neighbouring labels."""
 
     ignores_shift = handles_missing = takes_evidence = many_templates = True
     rules: Rules | None = None
@@ -88,7 +88,7 @@ class Segments(Structure):
         bases: Sequence[Tensor | None],
         joint: Sequence[bool] = (),
     ) -> list[Tensor]:
-        """As ``Declared.bends``, without curvature between nodes."""
+        """Like ``Declared.bends``, but without curvature between nodes."""
         basis = None if bases[0] is None else bases[0].to(scores[0])
         f, g, h = scores
         found = self.local_curvature(f, g, h, y, layout.mask, basis)
@@ -119,9 +119,9 @@ class Segments(Structure):
         self, f: Tensor, g: Tensor, h: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None,
         segment: Tensor | None = None,
     ) -> SegmentsCurvature:  # fmt: skip
-        """Variances of each label, each label with the next one, and each span. With labels missing, or
-        evidence in their place, what those variances lose by what is known; what they gain counts as
-        flat."""
+        """Variances of each label, of each label with the next one, and of each span. With labels missing,
+        or evidence in their place, the decrease of these variances by what is known; an increase counts as
+        0."""
         with torch.no_grad():
             program = self.program(mask)
             scores = program.restrict(self._scores(f, g, h, segment))

@@ -4,7 +4,7 @@ p(y) = exp(sum_t f[t, y_t] + sum_t g[y_t-1, y_t] + sum over spans (h[type, lengt
 type])) / Z, with ``first`` the position where a span begins.
 
 Letters: S draws, B sequences, T positions (padded), V labels, K types of spans, L the longest span that has
-a score of its own; entry l of lengths is length l + 1, and entry L of h is for all that are longer.
+a score of its own; entry l of lengths is length l + 1, and entry L of h is for all longer spans.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from structgp.structures.semirings import LOG, Semiring
 class SegmentsProgram(Program):
     """``scores`` is (f, g, h) or (f, g, h, segment): f (S, B, T, V); g (S, V, V) or (S, B, T-1, V, V); h
     (S, K, L+1); segment (S, B, T, L, K) of each possible span of up to L tokens, by its first position,
-    length and type. Cost O(S B T V (V + L)) of every answer in usual schemes, times n for the n best."""
+    length and type. Every answer costs O(S B T V (V + L)) in usual schemes, times n for the n best."""
 
     scheme: SpanScheme = field(kw_only=True)
 
@@ -70,8 +70,8 @@ class SegmentsProgram(Program):
         return expectations(*given, self.layout.mask, self.scheme, False, False).node
 
     def spans(self, scores: Scores) -> Tensor:
-        """(S, B, T, L, K) probability that there is a span of that type and length, up to L, from that
-        position on."""
+        """(S, B, T, L, K) probability that a span of each length, up to L, and type begins at a
+        position."""
         given = by_end(self.restrict(scores))
         return by_start(expectations(*given, self.layout.mask, self.scheme, False).ends)
 
@@ -79,8 +79,9 @@ class SegmentsProgram(Program):
         raise NotImplementedError("labels of a semi-Markov chain are not a Markov chain: ask for spans")
 
     def variances(self, scores: Scores, basis: Tensor | None = None) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """As for any program, and of spans by type and length: (B, K, L+1), p (1 - p) of each place summed
-        over places; with segment scores also of each possible span, (B, T, L, K)."""
+        """As for any program, and those of spans by type and length, (B, K, L+1): p (1 - p) at each
+        position, summed over positions. With segment scores also those of each possible span,
+        (B, T, L, K)."""
         apart, has_segments = scores[1].dim() > 3, len(scores) > 3
         found = expectations(*by_end(scores), self.layout.mask, self.scheme, apart, has_segments, True)
         bend = found.next.mean(0)
@@ -95,7 +96,7 @@ class SegmentsProgram(Program):
         return torch.where(self.layout.mask, hot.argmax(-1), 0)
 
     def _entropy(self, scores: Scores) -> Tensor:
-        # A constant per token or transition changes nothing, and leaves more digits to the difference.
+        # Taking off a constant per token or transition changes nothing, and leaves more digits.
         f, g, h, *rest = scores
         scores = _below_zero(f, (-1,)), _below_zero(g, (-1, -2)), h, *rest
         total = self.log_total(scores, LOG)
@@ -107,13 +108,13 @@ class SegmentsProgram(Program):
 
 def by_end(scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
     """f, g, and the scores of spans as ``recursion`` takes them: h (S, K, L+1) without segment scores, else
-    the sum of both by the position where the span ends, (S, B, T, K, L+1)."""
+    the sum of h and segment scores, by the position where the span ends, (S, B, T, K, L+1)."""
     f, g, h, *rest = scores
     if not rest:
         return f, g, h
     by_age = rest[0].permute(0, 1, 4, 3, 2)  # (S, B, K, L, T)
     L, T = by_age.shape[-2:]
-    # Row a moves a positions on: rows of T + L, read as if they were one shorter.
+    # Row a moves a positions on: rows of T + L entries are read as if they were one shorter.
     rows = torch.nn.functional.pad(by_age, (0, L)).flatten(-2)[..., : L * (T + L - 1)]
     moved = rows.unflatten(-1, (L, T + L - 1))[..., :T].permute(0, 1, 4, 2, 3)
     longer = moved.new_zeros((*moved.shape[:-1], 1))
@@ -121,13 +122,13 @@ def by_end(scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def by_start(ends: Tensor) -> Tensor:
-    """(S, B, T, L, K) by the first position, from (S, B, T, K, L+1) by the last."""
+    """Spans by first position, (S, B, T, L, K), from spans by last position, (S, B, T, K, L+1)."""
     T, L = ends.shape[2], ends.shape[-1] - 1
     ages = [torch.nn.functional.pad(ends[:, :, a:, :, a], (0, 0, 0, min(a, T))) for a in range(L)]
     return torch.stack(ages, -2)
 
 
 def _below_zero(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """x less its largest entry in ``dims``; as it is where all are -inf."""
+    """x minus its largest entry over ``dims``; unchanged where all are -inf."""
     top = x.amax(dims, keepdim=True)
     return x - top.masked_fill(top == -torch.inf, 0)

@@ -1,10 +1,9 @@
 """log Z over labels and spans, its gradient, and probabilities of labels, transitions and spans.
 
-Compiled loops (``compiled_ages``) where numba is there, the numbers are on the CPU and there is enough to
-do; else, and for sequences whose scores are too far apart for probability space, the recursion of ``ages``
-in log space.
-Letters and arguments as in ``ages``: w are scores of spans by type and length, (S, K, L+1), or (S, B,
-T, K, L+1) by the position where the span ends as well.
+Compiled loops (``compiled_ages``) are used where numba is installed, the tensors are on the CPU and there
+is enough to do; otherwise, and for sequences whose scores are too far apart for probability space, the
+recursion of ``ages`` in log space. Letters and arguments as in ``ages``: w has the scores of spans by type
+and length, (S, K, L+1), or by the position where the span ends as well, (S, B, T, K, L+1).
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from structgp.structures.semirings import LOG
 
 @dataclass(frozen=True)
 class Expectations:
-    """log_z : (S, B). Probabilities, 0 at padding, or p (1 - p) of all but the labels. node : (S, B, T, V).
-    next : (S, B, T-1, V, V), or (S, B, 1, V, V), summed over positions. length : (S, B, K, L+1) of spans of
-    each type and length, summed over positions. ends : (S, B, T, K, L+1) the same by last position; no
-    positions if not asked for."""
+    """log Z and probabilities, 0 at padding; or p (1 - p) instead of all probabilities but those of labels.
+    log_z : (S, B). node : (S, B, T, V). next : (S, B, T-1, V, V), or (S, B, 1, V, V) if summed over
+    positions. length : (S, B, K, L+1), spans of each type and length, summed over positions. ends :
+    (S, B, T, K, L+1), the same by last position; (S, B, 0, K, L+1) if not asked for."""
 
     log_z: Tensor
     node: Tensor
@@ -46,7 +45,7 @@ def log_partition(f: Tensor, g: Tensor, w: Tensor, mask: Tensor, scheme: SpanSch
 
 
 class _LogPartition(torch.autograd.Function):
-    """Everything that the gradient needs is there after the forward pass, sequence by sequence."""
+    """The forward pass already computes all that the gradient needs, sequence by sequence."""
 
     @staticmethod
     def forward(ctx: Any, f: Tensor, g: Tensor, w: Tensor, mask: Tensor, scheme: SpanScheme) -> Tensor:
@@ -82,8 +81,8 @@ def expectations(
     by_end: bool = True,
     spread: bool = False,
 ) -> Expectations:
-    """All of it, without a gradient. by_position : transitions are told position by position, else summed.
-    by_end : whether spans are also told by their last position. spread : p (1 - p) instead of p."""
+    """All expectations, without a gradient. by_position : True for transitions position by position, False
+    for their sum. by_end : True to give spans by last position as well. spread : p (1 - p) instead of p."""
     f, g, w = f.detach(), g.detach(), w.detach()
     if not _in_loops(f, w):
         return _by_recursion(f, g, w, mask, scheme, by_position, by_end, spread)
@@ -112,7 +111,7 @@ def _by_recursion(
     by_end: bool,
     spread: bool,
 ) -> Expectations:
-    """From the gradient of the recursion in scores by position."""
+    """``expectations`` from the gradient of the recursion in scores by position."""
     B, T = mask.shape
     if g.dim() == 3:
         g = g[:, None, None].expand(-1, B, max(T - 1, 0), -1, -1)
@@ -131,7 +130,7 @@ def _by_recursion(
 
 
 def _in_loops(f: Tensor, w: Tensor) -> bool:
-    """Whether compiled loops are possible and pay. Decided by shapes alone."""
+    """True if compiled loops are possible and pay off. Decided by shapes alone."""
     work = f.numel() * (f.shape[-1] + w.shape[-1])
     return (
         f.device.type == "cpu" and work >= max(1, chain_messages.WORTH_COMPILING) and _loops() is not None
@@ -140,7 +139,7 @@ def _in_loops(f: Tensor, w: Tensor) -> bool:
 
 @cache
 def _loops() -> Any:
-    """The module ``compiled_ages``; None where numba is not installed, or cannot work with what is."""
+    """The module ``compiled_ages``; None where numba is not installed, or does not work here."""
     try:
         from structgp.structures.segments import compiled_ages
     except (ImportError, OSError, RuntimeError, SystemError):

@@ -1,4 +1,4 @@
-"""Which spans a labelling has: types, boundaries, and the spans of labels that are known.
+"""The spans of a labelling: their types, their boundaries, and the spans of known labels.
 
 Letters: B sequences, T positions (padded), V labels, K types of spans.
 """
@@ -20,7 +20,7 @@ from structgp.evaluation.metrics import chunks
 class SpanScheme:
     """inside : (K, V) bool, whether a label belongs to a span of that type; a label of no type is outside
     all spans. parts : (V, V) bool, whether a boundary lies between a label (row) and the next (column);
-    there always is one where a label is outside, and between types."""
+    there always is one next to a label outside of spans, and between two types."""
 
     inside: Tensor
     parts: Tensor
@@ -42,7 +42,7 @@ class SpanScheme:
     @staticmethod
     def of(classes: Sequence[str]) -> SpanScheme:
         """Spans as ``metrics.chunks`` reads them off BIO, IOBES, BILOU or IO labels, types in alphabetical
-        order; but equal labels without a prefix are one span as long as they follow each other."""
+        order; except that successive equal labels without a prefix are one span."""
         alone = [chunks([label]) for label in classes]  # one span, or none
         kinds = SpanScheme.types_of(classes)
         inside = [[(0, 1, kind) in spans for spans in alone] for kind in kinds]
@@ -71,12 +71,12 @@ class SpanScheme:
 
     @cached_property
     def pairs(self) -> Tensor:
-        """(P, 2) every label with each label that goes on with its span."""
+        """(P, 2) every label with each label that can continue its span."""
         return (~self.parts).nonzero()
 
     @cached_property
     def before(self) -> tuple[Tensor, Tensor]:
-        """(V, M) the labels whose span each label goes on with, and which of these entries are real."""
+        """(V, M) the labels whose span each label can continue, and which of these entries are real."""
         counts = (~self.parts).sum(0)
         M = max(1, int(counts.max())) if counts.numel() else 1
         order = self.parts.long().argsort(dim=0, stable=True)[:M].T
@@ -91,8 +91,9 @@ class SpanScheme:
         return kept[device]
 
     def spans(self, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The spans of labels y (B, T), each told at its last position. (B, T) bool, whether a span ends
-        here; (B, T) its type; (B, T) its first position. The latter two mean nothing elsewhere."""
+        """The spans of labels y (B, T), each given at its last position: (B, T) bool, whether a span ends
+        there; (B, T) its type; (B, T) its first position. Where no span ends, the latter two mean
+        nothing."""
         T = y.shape[1]
         y = torch.where(mask, y, 0)
         begins = torch.ones_like(mask)
