@@ -51,11 +51,14 @@ def likelihood_checks(
 ) -> list[Check]:
     """The checks that apply to a likelihood.
 
-    Parameters ---------- likelihood : whatever :func:`structgp.structures.as_structure` takes.
-    n_labels : number V of labels to try it with; V^T labellings are enumerated, for normalisation up to
-    1000. normalised : True if its probabilities sum to 1 over all labellings; False for a
-    pseudo-likelihood. seed : seed of the random scores that it is tried on. n_jobs : number of processes
-    that will evaluate a function; unless 1, the function must survive pickling.
+    Parameters
+    ----------
+    likelihood : whatever :func:`structgp.structures.as_structure` takes.
+    n_labels : number V of labels to try it with; the check that it is normalised enumerates V^T labellings,
+        up to 1000.
+    normalised : True if its probabilities sum to 1 over all labellings; False for a pseudo-likelihood.
+    seed : seed of the random scores that it is tried on.
+    n_jobs : number of processes that will evaluate a function; unless 1, it must survive pickling.
     """
     structure = as_structure(likelihood, n_jobs)
     in_processes = isinstance(structure, BlackBox) and structure.n_jobs not in (None, 1)
