@@ -41,7 +41,7 @@ def cover_by_trees(factors: Sequence[Factor]) -> list[list[int]]:
 
 
 def cover_by_paths(edges: Sequence[Factor]) -> list[list[int]]:
-    """The same with monotone paths; needs at least as many forests as a variable has edges into or out of
+    """The same with monotone paths: at least as many forests as a variable has edges into it, or out of
     it."""
     order = _by_gap(edges)
     forests: list[list[int]] = []

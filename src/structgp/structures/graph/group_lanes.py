@@ -21,8 +21,8 @@ def _dots_of(rows: int) -> Callable[..., Any]:
         _: Any, out: Any, o: Any, apart: Any, n: Any, a: Any, i: Any, b: Any, j: Any, step: Any,
         across: Any,
     ) -> Any:  # fmt: skip
-        """out[o + apart r] <- the sum of a[i + L m] b[j + across r + step m] over m < n, for each row r <
-        rows."""
+        """out[o + apart r] <- the sum of a[i + L m] b[j + across r + step m] over m < n, for all
+        r < rows."""
         i64 = types.int64
 
         @written(out, i64, i64, i64, a, i64, b, i64, i64, i64)
@@ -80,8 +80,7 @@ def _slopes_of(rows: int) -> Callable[..., Any]:
 
 
 ROWS = 4
-"""Number of rows per call of ``some_dots`` and ``some_slopes``: four sums and four factors stay in
-registers."""
+"""Rows per call of ``some_dots`` and ``some_slopes``: four sums and four factors stay in registers."""
 
 one_dot, some_dots = intrinsic(_dots_of(1)), intrinsic(_dots_of(ROWS))
 one_slope, some_slopes = intrinsic(_slopes_of(1)), intrinsic(_slopes_of(ROWS))

@@ -34,7 +34,7 @@ class Code:
         return ir.Constant(self.vector, [value] * self.vector.count)
 
     def pointer(self, array: int, place: Any) -> Any:
-        """Pointer to the lanes at a place of an array. Both are numbers of arguments; a place may also be a
+        """Pointer to lanes of an array. Array and place are numbers of arguments; the place may be a
         value."""
         given = self.context.make_array(self.types[array])(
             self.context, self.builder, self.arguments[array]
@@ -71,8 +71,7 @@ class Code:
         return self.builder.fadd(a, b, flags=CONTRACT)
 
     def fold(self, count: int, start: float, step: Callable[[Any, Any], Any]) -> Any:
-        """Applies step(so far, m) for m = 0, 1, ... below argument ``count``, from ``start`` in all
-        lanes."""
+        """Applies step(so far, m) for m = 0, 1, ... < argument ``count``, from ``start`` in all lanes."""
         so_far = cgutils.alloca_once_value(self.builder, self.constant(start))
         with cgutils.for_range(self.builder, self.arguments[count]) as loop:
             self.builder.store(step(self.builder.load(so_far), loop.index), so_far)

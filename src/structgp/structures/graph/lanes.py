@@ -145,8 +145,8 @@ def _sums_of(rows: int) -> Callable[..., Any]:
         _: Any, out: Any, o: Any, apart: Any, n: Any, x: Any, i: Any, step: Any, across: Any, b: Any,
         j: Any, along: Any,
     ) -> Any:  # fmt: skip
-        """out[o + apart r] <- the sum of x[i + across r + step m] b[j + along m] over m < n, for each row r
-        < rows. x has single numbers, not lanes: each multiplies all lanes of b."""
+        """out[o + apart r] <- the sum of x[i + across r + step m] b[j + along m] over m < n, for each row
+        r < rows. x has single numbers, not lanes: each multiplies all lanes of b."""
         i64 = types.int64
 
         @written(out, i64, i64, i64, x, i64, i64, i64, b, i64, i64)
