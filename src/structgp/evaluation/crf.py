@@ -209,7 +209,7 @@ def _marginals(tagger: Any, x: list[Item], n_labels: int) -> NDArray[np.float64]
 
 
 def _count_errors(train: Examples, held_out: Examples, grid: list[float], decode: str) -> list[int]:
-    """Wrong tokens in ``held_out`` for each c2, trained on ``train``."""
+    """Number of wrong tokens in ``held_out`` for each c2, trained on ``train``."""
     items, truth = [x for x, _ in held_out], [v for _, path in held_out for v in path]
     decoded = (_decode(model, items, decode) for model in _train(train, grid))
     return [sum(map(ne, truth, (v for path in paths for v in path))) for paths in decoded]

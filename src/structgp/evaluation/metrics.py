@@ -204,7 +204,7 @@ class RiskCoverage:
 
 
 def risk_coverage(y_true: Labels, marginals: Marginals, y_pred: Labels | None = None) -> RiskCoverage:
-    """How much error is left if only the most confident tokens are answered?
+    """The error that is left if only the most confident tokens are answered.
 
     Confidence and correctness are as in :func:`calibration`, or those of the labels ``y_pred`` if given.
     Tokens of equal confidence come in random order, and the risk is the expectation over that order."""

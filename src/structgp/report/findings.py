@@ -40,8 +40,8 @@ class Text:
 
 @dataclass(frozen=True)
 class Truth:
-    """Findings that need true labels. ``log_probs`` : that of each true labelling, None where training
-    never saw one of its labels; ``confusion`` : numbers of tokens by (true, predicted) label."""
+    """Findings that need true labels. ``log_probs`` : log-probability of each true labelling, None where
+    training never saw one of its labels; ``confusion`` : numbers of tokens by (true, predicted) label."""
 
     labels: Labels
     log_probs: list[float | None]

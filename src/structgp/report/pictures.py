@@ -18,8 +18,8 @@ MOST_CELLS = 30_000
 """Largest number of pixels in all images together; a page with more is slow to scroll."""
 
 MOST_SINGLE = 1_500
-"""Most pixels of an image for each to have a cell and a title; beyond it, equal pixels in a row share
-one."""
+"""Largest number of pixels of an image in which each has its own cell, with a title; in larger images, runs
+of equal pixels share a cell."""
 
 MOST_NODES = 60
 """Largest number of nodes of a tree that is drawn."""

@@ -32,7 +32,7 @@ parts."""
 @dataclass(frozen=True)
 class Edge:
     """Tuples of one template that have one variable in a block, the one at ``place``. at : (Q,) the tuples.
-    variables : (Q, a) the variables of each. to : (Q,) the position of the one in the block."""
+    variables : (Q, a) the variables of each. to : (Q,) the position of that variable in the block."""
 
     template: int
     place: int
@@ -52,7 +52,7 @@ class Block:
 
 
 def blocks_of(layout: GraphLayout, by: str) -> list[Block]:
-    """by : 'colour' or 'forest'."""
+    """The blocks of a batch. by : 'colour' or 'forest'."""
     B, N = layout.mask.shape
     number = torch.full((B, N), -1)
     find = colours if by == "colour" else induced_forests

@@ -1,5 +1,4 @@
-"""Loopy belief propagation: the Bethe approximation of log Z, for answers about graphs too wide to sum
-over.
+"""Loopy belief propagation: the Bethe approximation of log Z, for graphs too wide to sum over.
 
 Messages pass between variables and factors, all at once and damped, until they hardly change. Beliefs are
 then often close to the marginals, closer than tree-reweighted ones where couplings are weak; but the

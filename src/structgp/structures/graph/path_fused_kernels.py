@@ -50,7 +50,8 @@ def _tell(
 @triton.jit
 def _agree(at, node, top, tops, x, inside, real, n_forests, LEAST: tl.constexpr):
     """Moves the node scores at ``at`` so that the marginals of all forests, x (KP, VP) scaled, become their
-    geometric mean. Returns the largest difference from their mean before, and if all could be scaled."""
+    geometric mean. Returns the largest difference from their mean before, and whether all could be
+    scaled."""
     total = tl.sum(x, 1)
     ok = tl.min(tl.where(real, total, 1.0), 0) > 0
     p = x / tl.where(total > 0, total, 1.0)[:, None]

@@ -1,7 +1,7 @@
 """The sweeps of ``path_loops`` for eight draws of an example side by side, where at most two forests cover
 it.
 
-Most of the time goes into vectors with one number per label, too few to fill vector instructions; eight
+Most of the time goes into vectors with one number per label, too short to fill vector instructions; eight
 draws fill them whatever the number of labels. A group of draws goes on until all of them have converged.
 """
 

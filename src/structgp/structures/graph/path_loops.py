@@ -210,10 +210,10 @@ def solve(
     tolerance: float, log_z: Any, nodes: Any, joints: Any, out_row: Any, gaps: Any, taken: Any, failed: Any,
     first: int, last: int,
 ) -> None:  # fmt: skip
-    """Solves units first..last, examples of one draw each, draw by draw. As in ``PathPlan``, and: pool
+    """Solves units first..last of draws and examples, draw by draw. Arrays as in ``PathPlan``, and: pool
     (S, R, V, V) tables; row (M,) the table of each edge; slot (M,) edges of an example with the same slot
-    share a table; count (B,) number of forests; times (M,) number that have the edge; out_row (M,) where in
-    joints (S, R', V, V) its gradient goes. split (S, B N, K, V) is read if ``warm``, and written."""
+    share a table; count (B,) forests; times (M,) forests that have the edge; out_row (M,) where in joints
+    (S, R', V, V) its gradient goes. split (S, B N, K, V) is read if ``warm``, and written."""
     (B, N, V), most = f.shape[1:], into.shape[1]
     node, prior, beta = np.empty((N, most, V)), np.empty((N, most, V)), np.empty((N, most, V))
     p, joint, top, a = np.empty((most, V)), np.empty((V, V)), np.empty((N, most)), np.empty(V)

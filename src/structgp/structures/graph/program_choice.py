@@ -26,9 +26,9 @@ per sum over the labellings. A chain of 100 tokens and 9 labels has 8,100; a 6 x
 Chosen by computing time, not on data."""
 
 AS_DEAR = 32
-"""Larger examples are summed over exactly if elimination needs at most so many times the entries of their
-own tables, about the cost of the sweeps of the tree-reweighted bound: a chain of 300 tokens and 9 labels
-may have 800,000. Chosen by computing time, not on data."""
+"""Table entries per entry of an example's own tables up to which larger examples, too, are summed over
+exactly: about the cost of the sweeps of the tree-reweighted bound. A chain of 300 tokens and 9 labels may
+have 800,000. Chosen by computing time, not on data."""
 
 NAMED: dict[str, Callable[[GraphLayout], GraphProgram]] = {
     "exact": Elimination,

@@ -50,8 +50,8 @@ CLIMBING_SWEEPS, CLIMBING_ERROR = 5, 0.004
 """For calls by an optimiser, the largest number of sweeps, and about by how many nats the bound of an
 example may be off: the next call comes with scores that hardly differ, and any split gives a bound and its
 gradient. On TRAINING pictures of snakes (60 to fit, 50 held out) a likelihood took 48 microseconds on one
-core, 76 with 100 sweeps to a tolerance of 1e-3, and 375 with 100 sweeps to 1e-4 from zero splits; the NLL
-of held-out pictures was .2992, .3008 and .2990, with a standard error of .026. The time of a whole fit
+core, 76 with 100 sweeps to a tolerance of 1e-3, and 375 with 100 sweeps to 1e-4 without a warm start; the
+NLL of held-out pictures was .2992, .3008 and .2990, with a standard error of .026. The time of a whole fit
 differs by a factor of two either way, depending on when draws are doubled."""
 
 DECODE_SWEEPS = 20
