@@ -1,4 +1,4 @@
-"""How good predictions are, and a linear CRF to compare with."""
+"""Metrics of predictions, and a linear-chain CRF to compare with."""
 
 from structgp.evaluation import metrics
 

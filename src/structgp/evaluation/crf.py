@@ -1,9 +1,10 @@
-"""The rival to beat: a linear-chain CRF with a cross-validated regulariser.
+"""The baseline to beat: a linear-chain CRF with a cross-validated regulariser.
 
     p(y | x)  is proportional to  exp( sum_t sum_a x_ta w[a, y_t]  +  sum_{t>0} G[y_{t-1}, y_t] )
 
-trained by python-crfsuite (L-BFGS) to minimise -log p(y | x) + c2 (|w|^2 + |G|^2). Every attribute has a
-weight for each label, and every label for each next label, whether they occur together in training or not.
+trained by python-crfsuite (L-BFGS) to minimise -log p(y | x) + c2 (|w|^2 + |G|^2). There is a weight for
+every attribute with every label, and for every label with every next label, whether or not the two occur
+together in training.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from structgp.evaluation.metrics import check_lengths
 
 C2_GRID = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
-# What CRFsuite reads of a token: names of attributes (each of value 1) or name -> value.
+# A token as CRFsuite reads it: names of attributes (each of value 1), or name -> value.
 Item = list[str] | Mapping[str, Any]
 # Items and label numbers of each sequence.
 Examples = list[tuple[list[Item], list[str]]]
@@ -42,20 +43,20 @@ class LinearCRF:
       ``j=s``, so that columns are told apart;
     - a (T, D) scipy-sparse or dense array, or a list of T rows of one: attribute ``d`` has the value in
       column d;
-    - a list of feature dicts, as python-crfsuite takes them; number i of an array under the key k is the
+    - a list of feature dicts, as python-crfsuite takes them; entry i of an array under the key k is the
       attribute ``k:i``.
 
     Parameters
     ----------
-    c2 : weight of the squared parameters, or several: then the one with the fewest wrong tokens in
-        cross-validation is taken, and among equally good ones the largest, the simplest model. With a
-        single training sequence nothing can be held out, and the middle one is taken.
+    c2 : strength of the L2 regulariser, or several to choose from by cross-validation: the one with the
+        fewest wrong tokens is taken, and among equally good ones the largest, which gives the simplest
+        model. With a single training sequence nothing can be held out, and the middle one is taken.
     n_folds : folds of that cross-validation (fewer if there are fewer sequences), split at random by
         sequence.
     decode : 'viterbi', the most probable labelling of the sequence, or 'marginal', the most probable label
         of each token; the cross-validation uses it too.
     random_state : seed of the folds.
-    n_jobs : processes for the cross-validation, -1 for one per core; None runs it in this one.
+    n_jobs : processes for the cross-validation, -1 for one per core; None runs it in this process.
 
     Attributes (after ``fit``)
     ----------
@@ -208,7 +209,7 @@ def _marginals(tagger: Any, x: list[Item], n_labels: int) -> NDArray[np.float64]
 
 
 def _count_errors(train: Examples, held_out: Examples, grid: list[float], decode: str) -> list[int]:
-    """Wrong tokens in ``held_out`` for each c2, trained on ``train``."""
+    """Number of wrong tokens in ``held_out`` for each c2, trained on ``train``."""
     items, truth = [x for x, _ in held_out], [v for _, path in held_out for v in path]
     decoded = (_decode(model, items, decode) for model in _train(train, grid))
     return [sum(map(ne, truth, (v for path in paths for v in path))) for paths in decoded]
@@ -220,7 +221,7 @@ def _log(p: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _log_prob(node: NDArray[np.float64], transition: NDArray[np.float64], path: Sequence[int]) -> float:
-    """log p(path) of a chain with these (T, V) and (V, V) scores."""
+    """log p(path) of a chain with node scores (T, V) and transition scores (V, V)."""
     if not path:
         return 0.0
     score, ahead = node[0, path[0]], node[0]
@@ -265,7 +266,7 @@ def _token_item(token: Any, place: str) -> Item:
 
 
 def _checked_value(name: Any, value: Any, place: str) -> Any:
-    """A vector as a dict from place to number, which python-crfsuite takes; anything else as it is."""
+    """A vector as a dict from position to number, as python-crfsuite takes it; other values unchanged."""
     if not isinstance(name, str):
         raise InputError(place, f"the feature name {name!r} is not a string", "use strings")
     is_vector = isinstance(value := as_numpy(value, place), np.ndarray)

@@ -1,4 +1,4 @@
-"""How good the answers are: token error, conlleval spans, likelihood and calibration.
+"""Metrics of predictions: token error, conlleval spans, likelihood and calibration.
 
 Labels are lists of lists of strings, one inner list per sequence. Marginals are lists of lists of dicts
 label -> probability, one dict per token. A label that is not in its token's dict was never seen in training
@@ -24,13 +24,13 @@ Labels = Sequence[Sequence[str]]
 Marginals = Sequence[Sequence[Mapping[str, float]]]
 LogProbs = Sequence[float | None]
 
-# How far outside [0, 1] rounding may push a probability before it is the caller's mistake.
+# Distance outside [0, 1] that rounding may explain; a probability further out is a mistake of the caller.
 _ROUNDING = 1e-6
 
 
 def check_lengths(first: Sequence[Sized], other: Sequence[Sized], name: str, of: str = "y_true") -> None:
-    """Raise unless ``other``, called ``name``, has as many sequences, and tokens in each, as ``first``,
-    called ``of``."""
+    """Raise unless ``other`` has as many sequences as ``first``, and as many tokens in each. Messages call
+    them ``name`` and ``of``."""
     if len(first) != len(other):
         problem = f"{len(other)} sequences where {of} has {len(first)}"
         raise InputError(name, problem, f"give one sequence for each of {of}, in the same order")
@@ -56,8 +56,8 @@ def token_error(y_true: Labels, y_pred: Labels) -> float:
 
 @dataclass(frozen=True)
 class SpanCounts:
-    """Numbers of true, predicted and correctly predicted chunks, or of tokens with a label, and what
-    follows from them.
+    """Numbers of true, predicted and correctly predicted chunks, or of tokens with a label, and the scores
+    that follow from them.
 
     As in conlleval, 0 / 0 is 0: without chunks, precision, recall and f1 of a perfect prediction are 0."""
 
@@ -79,14 +79,14 @@ class SpanCounts:
         return 2 * self.n_correct / total if total else 0.0
 
     def as_dict(self) -> dict[str, float]:
-        """Precision, recall, F1, and as support the number of true ones."""
+        """Precision, recall and F1, and the numbers of true ones (``support``) and predicted ones."""
         found = {name: getattr(self, name) for name in ("precision", "recall", "f1")}
         return found | {"support": self.n_true, "predicted": self.n_pred}
 
 
 @dataclass(frozen=True)
 class SpanScores(SpanCounts):
-    """Counts over all chunks (micro average) and, in ``by_type``, over those of each type."""
+    """Counts over all chunks (micro average) and, in ``by_type``, over the chunks of each type."""
 
     by_type: dict[str, SpanCounts] = field(default_factory=dict)
 
@@ -104,8 +104,8 @@ def span_scores(y_true: Labels, y_pred: Labels) -> SpanScores:
     - any other label, such as ``NOUN``: a chunk of one token whose type is the whole label (conlleval's
       ``-r``).
 
-    Without an ``O`` in the label set every token is in a chunk: for word segmentation with B and I chunks
-    are words; for labels without prefix every token is its own chunk and F1 is the token accuracy."""
+    Without an ``O`` in the label set, every token is in a chunk: for word segmentation with labels B and I,
+    chunks are words; for labels without a prefix, every token is a chunk and F1 is the token accuracy."""
     check_lengths(y_true, y_pred, "y_pred")
     true, pred = ({(i, *c) for i, labels in enumerate(y) for c in chunks(labels)} for y in (y_true, y_pred))
     counts = [Counter(kind for *_, kind in found) for found in (true, pred, true & pred)]
@@ -173,11 +173,11 @@ class Calibration:
 
 
 def calibration(y_true: Labels, marginals: Marginals, n_bins: int = 15) -> Calibration:
-    """Does a token called with confidence 0.8 turn out right in 80 of 100 cases?
+    """Calibration: are labels that are predicted with confidence 0.8 right in 80 of 100 cases?
 
-    The confidence of a token is the largest probability of its dict (among equals, the first label's); the
-    token is right if that label is the true one, so a token whose label is unseen is wrong. With
-    equal-width bins b = [i / n_bins, (i + 1) / n_bins), the last one closed::
+    The confidence of a token is the largest probability of its dict (the first of equal ones); the token is
+    right if the label with that probability is the true one, so a token whose label is unseen is wrong.
+    With equal-width bins b = [i / n_bins, (i + 1) / n_bins), the last one closed::
 
         ece = sum_b  (n_b / N) |accuracy_b - mean confidence_b|.
     """
@@ -195,8 +195,8 @@ def calibration(y_true: Labels, marginals: Marginals, n_bins: int = 15) -> Calib
 
 @dataclass(frozen=True)
 class RiskCoverage:
-    """Error of the most confident tokens: ``risk[k - 1]`` of the first k of N, which are the share
-    ``coverage[k - 1]`` = k / N of all. ``area`` is the area under the curve, the mean of ``risk``."""
+    """``risk[k - 1]`` : error rate among the k most confident of N tokens. ``coverage[k - 1]`` : their
+    share, k / N. ``area`` : area under the curve, the mean of ``risk``."""
 
     coverage: NDArray[np.float64]
     risk: NDArray[np.float64]
@@ -204,10 +204,10 @@ class RiskCoverage:
 
 
 def risk_coverage(y_true: Labels, marginals: Marginals, y_pred: Labels | None = None) -> RiskCoverage:
-    """How much error is left if only the most confident tokens are answered?
+    """The error that is left if only the most confident tokens are answered.
 
-    Confidence and right answers are those of :func:`calibration`, or of the labels ``y_pred``. Tokens of
-    equal confidence come in random order, and the risk is its expectation over that order."""
+    Confidence and correctness are as in :func:`calibration`, or those of the labels ``y_pred`` if given.
+    Tokens of equal confidence come in random order, and the risk is the expectation over that order."""
     confidence, right = _confidences(y_true, marginals, y_pred)
     _, group, size = np.unique(-confidence, return_inverse=True, return_counts=True)
     wrong = np.bincount(group, weights=1 - right) / size
@@ -218,9 +218,10 @@ def risk_coverage(y_true: Labels, marginals: Marginals, y_pred: Labels | None = 
 
 @dataclass(frozen=True)
 class Deferral:
-    """If the k most confident of N tokens are answered, a share ``coverage[k - 1]`` = k / N: ``expected[k -
-    1]`` is the error that their probabilities lead to expect, and ``doubt[k - 1]`` the probability that the
-    label of token k is wrong, so that ``predict(defer=doubt[k - 1])`` answers it and those before."""
+    """Errors to expect if only the k most confident of N tokens are answered, a share ``coverage[k - 1]`` =
+    k / N. ``expected[k - 1]`` is the error rate that their probabilities imply; ``doubt[k - 1]`` is the
+    probability that the label of token k is wrong, so that ``predict(defer=doubt[k - 1])`` answers it and
+    those before it."""
 
     coverage: NDArray[np.float64]
     expected: NDArray[np.float64]
@@ -228,7 +229,7 @@ class Deferral:
 
 
 def deferral(y_pred: Labels, marginals: Marginals) -> Deferral:
-    """What does it cost to leave unsure tokens to a person? Needs no true labels."""
+    """The error to expect if unsure tokens are left to a person. Needs no true labels."""
     doubt = np.sort(1 - _confidences(y_pred, marginals, y_pred)[0])
     number = np.arange(1, len(doubt) + 1)
     return Deferral(number / len(doubt), np.cumsum(doubt) / number, doubt)
@@ -237,8 +238,8 @@ def deferral(y_pred: Labels, marginals: Marginals) -> Deferral:
 def _confidences(
     y_true: Labels, marginals: Marginals, y_pred: Labels | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The probability of every token's predicted label, by default its most probable one, and 1 where that
-    is the true one, else 0."""
+    """For every token, the probability of its predicted label (by default the most probable one), and 1 if
+    that label is the true one, else 0."""
     tokens = _tokens(y_true, marginals, "marginals")
     if not tokens:
         raise InputError("y_true", "no tokens", "give at least one labelled token")
@@ -260,12 +261,12 @@ def _confidences(
 
 @dataclass(frozen=True)
 class Report:
-    """Every figure for one set of predictions; fractions, not percentages.
+    """All metrics of one set of predictions; fractions, not percentages.
 
     ``token_nll`` is None if no token's label was seen in training, ``sequence_nll`` if no sequence has a
-    log-probability. Either can be ``inf``. ``layers`` : the figures of each layer by itself, where tokens
-    have several labels; those of the whole count every label as a token. ``by_type`` : precision, recall,
-    F1 and support of each type of span, ``by_label`` of each label."""
+    log-probability. Either can be ``inf``. ``layers`` : the metrics of each layer by itself, where tokens
+    have several labels; the overall metrics count every label as a token. ``by_type``,
+    ``by_label`` : precision, recall, F1 and support of each type of span and of each label."""
 
     token_error: float
     span_f1: float
@@ -287,7 +288,7 @@ class Report:
         return table({whole: self, **self.layers})
 
     def as_dict(self) -> dict[str, Any]:
-        """Name -> value, in the order of the fields; layers only where there are some."""
+        """Name -> value, in the order of the fields; empty dicts are left out."""
         found: dict[str, Any] = {}
         for name, value in vars(self).items():
             if isinstance(value, dict):
@@ -304,8 +305,8 @@ def evaluate(
     log_probs: LogProbs,
     spans_of: tuple[Labels, Labels] | None = None,
 ) -> Report:
-    """All figures at once. log_probs : log p(y_true | x) of each sequence, None where a label is unseen.
-    spans_of : true and predicted labels to read spans off, where those are written in another way."""
+    """All metrics at once. log_probs : log p(y_true | x) of each sequence, None where a label is unseen.
+    spans_of : true and predicted labels to read spans from, if not ``y_true`` and ``y_pred``."""
     tokens = _tokens(y_true, marginals, "marginals")
     if len(log_probs) != len(y_true):
         problem = f"{len(log_probs)} values where y_true has {len(y_true)} sequences"

@@ -1,4 +1,4 @@
-"""Scores as a table for people to read: figures of the whole, then of each type of span and each label."""
+"""Scores as a plain-text table: overall figures, then those of each type of span and of each label."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ROWS = (
 
 
 def table(reports: Mapping[str, Report]) -> str:
-    """One column per report, under its name. Below, the first report by type of span and by label; its
-    layers in its place where it has some."""
+    """One column per report, under its name. Below, the scores of the first report, or of each of its
+    layers if it has any, by type of span and by label."""
     return "\n".join([*_figures(reports), *_details(reports)])
 
 
@@ -37,8 +37,8 @@ def _figures(reports: Mapping[str, Report]) -> Iterator[str]:
 
 
 def _details(reports: Mapping[str, Report]) -> Iterator[str]:
-    """Precision, recall, F1 and support of each type of span and of each label: of the model, or of each
-    of its layers, and the F1 of what it is compared with."""
+    """Precision, recall, F1 and support of each type of span and of each label, for the first report or
+    each of its layers; without layers, also the F1 of the other reports."""
     first, *others = reports.items()
     told = first[1].layers or {first[0]: first[1]}
     rivals = {} if first[1].layers else dict(others)

@@ -1,4 +1,4 @@
-"""What a model makes of a file, on one page."""
+"""One HTML page that shows a model's predictions for a file or for examples in memory."""
 
 from structgp.report.findings import Findings, Text, examine
 from structgp.report.from_python import write_page

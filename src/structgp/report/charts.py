@@ -17,8 +17,8 @@ _FIFTHS = [0, 0.2, 0.4, 0.6, 0.8, 1]
 
 
 def learning_curve(trace: Sequence[Sequence[float]], fresh: float, *, from_step: int = 1) -> Markup:
-    """The bound of each step, and at the last step a bracket from it to the bound on fresh draws.
-    ``from_step`` : where an enlargement begins."""
+    """The bound at each step, and at the last step a bracket from that bound to the one on fresh draws.
+    ``from_step`` : the first step shown, where the plot is an enlargement of the end."""
     steps = [(s, v) for s, v in trace if math.isfinite(v) and s >= from_step]
     last_step, last = steps[-1]
     first_step = steps[0][0]
@@ -45,8 +45,8 @@ def learning_curve(trace: Sequence[Sequence[float]], fresh: float, *, from_step:
 
 
 def reliability(calibration: Calibration, one: str = "token") -> Markup:
-    """Accuracy over confidence: one dot per bin, with two standard errors. one : 'token' or 'pixel', here
-    and below."""
+    """Accuracy against confidence: one dot per bin, with two standard errors. one : the noun for a token,
+    such as 'pixel', here and below."""
     plot = Plot((0, 1), (0, 1), height=330)
     plot.y_axis("share that is right", _FIFTHS, "{:g}".format)
     plot.x_axis("confidence", _FIFTHS, "{:g}".format)
@@ -61,7 +61,7 @@ def reliability(calibration: Calibration, one: str = "token") -> Markup:
 
 
 def confidence_counts(calibration: Calibration, one: str = "token") -> Markup:
-    """Tokens in each bin of confidence."""
+    """The number of tokens in each bin of confidence."""
     top = max(b.count for b in calibration.bins)
     plot = Plot((0, 1), (0, top * 1.02), height=130)
     plot.y_axis(f"{one}s", [t for t in ticks(0, top, 3) if t == int(t)], count)
@@ -79,8 +79,8 @@ def describe_bin(b: CalibrationBin, one: str = "token") -> str:
 
 
 def risk_curve(deferral: Deferral, risk: RiskCoverage | None, one: str = "token") -> Markup:
-    """Error of the most confident share of the tokens, and beside it what the model expects; that alone
-    where the true error is not known."""
+    """Error among the most confident tokens against their share, beside the error that the model expects;
+    only the latter if the true error is not known."""
     n = len(deferral.expected)
     which = np.unique(np.linspace(0, n - 1, min(n, _CURVE_POINTS)).round().astype(int))
     expected = [(float(deferral.coverage[i]), float(deferral.expected[i])) for i in which]
@@ -99,14 +99,14 @@ def risk_curve(deferral: Deferral, risk: RiskCoverage | None, one: str = "token"
         error = at_share(errors, share)
         said = f"all {one}s" if share == 1 else f"most confident {percent(share, 0)}"
         plot.dot((share, error), "point", 4, f"{said}: {percent(error)} {verb} wrong")
-        # Where no line passes and no tick is: below the curve, or above it if what is expected lies below.
+        # Placed clear of lines and ticks: below the curve, or above it if the expected error lies below.
         below = at_share(deferral.expected, share) >= error > 0.08 * top
         plot.note((share, error), percent(error), *(("start", (8, 12)) if below else ("end", (-4, -9))))
     return plot.svg(f"Error among the {one}s that are answered, by their share")
 
 
 def at_share(values: NDArray[np.float64], share: float) -> float:
-    """Of values by number of tokens, from one on, that of the most confident ``share``."""
+    """The value for the most confident ``share`` of the tokens; ``values[k - 1]`` is that for k tokens."""
     return float(values[max(1, round(share * len(values))) - 1])
 
 

@@ -1,4 +1,4 @@
-"""What a model says about some text, and how that compares with its labels: all that a page shows."""
+"""A model's predictions for some text, and how they compare with its labels: all that a page shows."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ LEVEL = 0.9
 
 @dataclass(frozen=True)
 class Text:
-    """Sequences as the reader knows them. name : of the file. words : one string per token. lines : where
-    each sequence begins in the file. labels : the true ones, None where the file has none; of examples that
-    are not sequences, those of all nodes in order, or in the shape that the estimator takes."""
+    """Sequences as the reader knows them. name : name of the file. words : one string per token.
+    lines : line of the file where each sequence begins. labels : true labels, None if the file has none;
+    for examples that are not sequences, those of all nodes in order, or in the shape that the estimator
+    takes."""
 
     name: str
     words: list[list[str]]
@@ -39,8 +40,8 @@ class Text:
 
 @dataclass(frozen=True)
 class Truth:
-    """What is known only with labels. ``log_probs`` : of each true labelling, None where training never saw
-    one of its labels; ``confusion`` : tokens by (true, predicted) label."""
+    """Findings that need true labels. ``log_probs`` : log-probability of each true labelling, None where
+    training never saw one of its labels; ``confusion`` : numbers of tokens by (true, predicted) label."""
 
     labels: Labels
     log_probs: list[float | None]
@@ -52,8 +53,8 @@ class Truth:
 
 @dataclass(frozen=True)
 class TokenUncertainty:
-    """One kind of uncertainty, which the text can be shaded by. ``values`` : (T,) nats per sequence;
-    ``full`` : where the shading is darkest; ``title`` and ``meaning`` are for the reader."""
+    """One kind of uncertainty by which the text can be shaded. ``values`` : for each sequence, (T,) nats;
+    ``full`` : value at which the shading is darkest; ``title`` and ``meaning`` are for the reader."""
 
     name: str
     title: str
@@ -64,11 +65,12 @@ class TokenUncertainty:
 
 @dataclass(frozen=True)
 class Findings:
-    """``templates`` : names of the keys of ``kernel_scales`` in the log of the fit; ``uncertainties`` : the
-    one to begin with first; ``expected`` : scores without true labels, None where the structure draws no
-    labellings; ``deferral`` : what leaving unsure tokens to a person leads to; ``form`` : of an example,
-    'sequence', 'grid', 'tree' or 'graph'; ``shapes`` : of examples that are not chains. With layers, every
-    layer of an example is a sequence of its own."""
+    """All that a page shows. ``templates`` : names for the keys of ``kernel_scales`` in the log of the fit;
+    ``uncertainties`` : the first is the one shown at the start; ``expected`` : the scores to expect without
+    true labels, None if the structure cannot draw labellings; ``deferral`` : the error to expect if unsure
+    tokens are left to a person; ``form`` : an example's form, 'sequence', 'grid', 'tree' or 'graph';
+    ``shapes`` : shapes of examples that are not chains. With layers, every layer of an example is a
+    sequence of its own."""
 
     estimator: StructuredGPClassifier
     model_name: str
@@ -92,11 +94,11 @@ def examine(
     model_name: str,
     templates: dict[str, str] | None = None,
 ) -> Findings:
-    """Asks the model everything at once. X are the features of ``text``."""
+    """Asks the model for everything at once. X : the features of ``text``."""
     asked = estimator.ask(X)
     marginals = estimator.marginals_of(asked)
     if asked.question.decode == "accuracy" and estimator.model_.rules is None:
-        # What predict says, without asking the draws again.
+        # The labels that predict would give, without going through the draws again.
         predicted = [[max(p, key=p.__getitem__) for p in sequence] for sequence in marginals]
     else:
         predicted = estimator.labels_of(asked)
@@ -105,7 +107,7 @@ def examine(
     kinds = token_uncertainties(asked)
     left, expected = metrics.deferral(predicted, marginals), _expected(asked, predicted)
     if expected is not None and left.expected[-1] > 0:
-        # What cross-validation has found counts for the curve too.
+        # The correction found by cross-validation applies to the curve too.
         left = replace(left, expected=left.expected * (expected.error.mean / left.expected[-1]))
     found = estimator, model_name, templates or {}, text, predicted, marginals, kinds, truth
     findings = Findings(*found, expected, left, asked.model.spec.form, asked.shapes)
@@ -122,17 +124,17 @@ def _flat(asked: Asked, labels: Sequence[Any]) -> Labels:
 
 
 def _expected(asked: Asked, predicted: Labels) -> ExpectedScores | None:
-    """Scores without labels, None where labellings cannot be drawn."""
+    """The scores to expect without true labels, None where labellings cannot be drawn."""
     if not asked.model.structure.has_sample:
         return None
     try:
         return scores_of(asked, asked.model.labels.transform(predicted), LEVEL)
-    except InputError:  # the program of some example draws none
+    except InputError:  # the program of some example cannot draw labellings
         return None
 
 
 def _layer_by_layer(asked: Asked, found: Findings) -> Findings:
-    """Each layer of an example as a sequence."""
+    """The findings with each layer of an example as a sequence of its own."""
     n_layers, text, truth = asked.n_layers, found.text, found.truth
 
     def split(values: Sequence[Any]) -> list[Any]:

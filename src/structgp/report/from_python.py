@@ -49,7 +49,7 @@ def write_page(
 
 
 def _words(x: Any, form: str, number: int) -> list[str]:
-    """What to show for each token: its word, or its number."""
+    """The text shown for each token: its word, or its number."""
     nodes = x if form == "sequence" and not hasattr(x, "nodes") else shape_of(x, form, f"X[{number}]").nodes
     n = nodes.shape[0] if hasattr(nodes, "shape") else len(nodes)
     tokens = [None] * n if hasattr(nodes, "shape") else list(nodes)
@@ -57,7 +57,7 @@ def _words(x: Any, form: str, number: int) -> list[str]:
 
 
 def _has_missing(labels: Any) -> bool:
-    """Whether a label is None, in labels of any shape."""
+    """True if any label is None, in labels of any shape."""
     if isinstance(labels, Mapping):
         return any(map(_has_missing, labels.values()))
     if isinstance(labels, str) or not isinstance(labels, Iterable):

@@ -36,7 +36,7 @@ def render(findings: Findings) -> str:
     title = {"grid": "Images", "tree": "Trees"}.get(findings.form, "")
     link = "" if drawn is None else tag("a", title, href="#pictures")
     shown = "" if drawn is None else tag("section", tag("h2", title), drawn, id="pictures")
-    # The pixels of an image say nothing one after the other.
+    # An image's pixels one after the other would tell the reader nothing.
     with_text = findings.form != "grid"
     return Template(_asset("page.html")).substitute(
         style=_asset("page.css"),
@@ -61,8 +61,8 @@ def render(findings: Findings) -> str:
 
 
 def _placed_text(findings: Findings, with_text: bool) -> dict[str, str]:
-    """The text and the link to it: first where nothing is labelled, since it is what there is to see then,
-    else last."""
+    """The text and the link to it: first on the page if there are no true labels, since the text is then
+    the main thing to see, else last."""
     section = Template(_asset("text.html")).substitute(hidden="" if with_text else " hidden")
     link = tag("a", "The text", href="#text") if with_text else ""
     parts = ("", "", section, link) if findings.truth is not None else (section, link, "", "")
@@ -81,7 +81,7 @@ def _asset(name: str) -> str:
 
 
 def _payload(findings: Findings, with_text: bool = True) -> Markup:
-    """JSON that can stand in a script element whatever the tokens are."""
+    """The data as JSON that is safe in a script element, whatever the tokens are."""
     truths = () if findings.truth is None else chain(*findings.truth.labels)
     labels = sorted({*findings.estimator.classes_.tolist(), *truths})
     number = {label: i for i, label in enumerate(labels)}

@@ -1,4 +1,4 @@
-"""Examples that are not sequences, drawn: grids as images, trees as trees."""
+"""Pictures of examples that are not sequences: grids as images, trees as trees."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from structgp.report.markup import Markup, count, decimal, join, plural, tag
 
 MOST_PICTURES = 12
 MOST_CELLS = 30_000
-"""Pixels of all images that are drawn; a page with more is slow to scroll."""
+"""Largest number of pixels in all images together; a page with more is slow to scroll."""
 
 MOST_SINGLE = 1_500
-"""Pixels of an image up to which each has a cell of its own, with a title; beyond, runs of equal ones."""
+"""Largest number of pixels of an image in which each has its own cell, with a title; in larger images, runs
+of equal pixels share a cell."""
 
 MOST_NODES = 60
-"""Nodes of a tree that is drawn."""
+"""Largest number of nodes of a tree that is drawn."""
 
 PICTURE, ROOM, SLOT, LEVEL = 230, 16, 74, 66
-"""In pixels: width of an image, room for writing in a cell, width and height of a node of a tree."""
+"""In pixels: width of an image, least side of a cell with text in it, width and height of a tree's node."""
 
 
 def pictures(findings: Findings) -> Markup | None:
-    """A few examples as pictures, the most surprising ones first, or without labels the most uncertain;
-    None for examples that have none."""
+    """A few examples as pictures, the most surprising first, or the most uncertain if there are no labels;
+    None for sequences and graphs, which have no pictures."""
     if findings.form == "grid":
         return _images(findings)
     return _trees(findings) if findings.form == "tree" else None
 
 
 def order_of(findings: Findings) -> list[int]:
-    """Examples that have nodes, by surprise per node, or uncertainty."""
+    """Examples that have nodes, those with the most surprise per node, or uncertainty, first."""
     there = [i for i, labels in enumerate(findings.predicted) if labels]
     total = [float(findings.uncertainties[0].values[i].sum()) for i in range(len(findings.predicted))]
     if findings.truth is not None:
@@ -66,7 +67,7 @@ def _images(findings: Findings) -> Markup:
         chosen.append(i)
     often = Counter(label for i in chosen for label in _labels_of(findings, i))
     names = sorted(often, key=lambda label: _place(label, findings.estimator.classes_.tolist()))
-    # What is everywhere, such as a background, is grey.
+    # The most frequent label, such as a background, is grey.
     usual = often.most_common(1)[0][0] if often else ""
     hues = {label: _hue(n, len(names), label == usual) for n, label in enumerate(names)}
     keys = (tag("span", tag("i", style=hues[label]), label) for label in hues)
@@ -112,7 +113,7 @@ def _image(findings: Findings, i: int, hues: dict[str, str]) -> Markup:
 def _labels(
     size: tuple[int, int], labels: Sequence[str], hues: dict[str, str], wrong: Sequence[bool] | None
 ) -> Markup:
-    """Cells in the colours of labels; those that are wrong with a dashed edge. None for true labels."""
+    """Cells in the colours of labels; wrong ones have a dashed edge. wrong : None for true labels."""
     (H, W), parts = size, []
     side = _side(size)
     single, errors = H * W <= MOST_SINGLE, wrong or [False] * len(labels)

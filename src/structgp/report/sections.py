@@ -1,4 +1,4 @@
-"""The sections of the page, each from the findings to HTML."""
+"""The sections of the page, each a function from the findings to HTML."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from structgp.report.template_tables import scores_by_template
 
 _COVERAGES = (0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 0.95, 1.0)
 _ENLARGED = 0.25
-"""A bracket lower than this share of the curve gets an enlargement."""
+"""Share of the curve's height below which the bracket gets an enlargement."""
 
 
 NOUNS = {
@@ -28,7 +28,7 @@ NOUNS = {
     "tree": ("node", "tree"),
     "graph": ("node", "graph"),
 }
-"""What a variable and an example are called."""
+"""The nouns for a variable and for an example, by form."""
 
 
 def headline(findings: Findings) -> Markup:
@@ -55,7 +55,7 @@ def _tiles(findings: Findings, truth: Truth) -> list[Markup]:
 
 
 def _whole_tile(findings: Findings, truth: Truth) -> Markup:
-    """Spans of sequences; of other examples how many are right as a whole."""
+    """Span scores for sequences; for other examples, how many are right as a whole."""
     scores, example = truth.scores, NOUNS[findings.form][1]
     if findings.form == "sequence":
         spans = f"precision {percent(scores.span_precision)}, recall {percent(scores.span_recall)}"
@@ -222,8 +222,8 @@ def confusions(findings: Findings) -> Markup:
 
 
 def transitions(findings: Findings) -> Markup:
-    """Scores of labels that go together: of a chain from one label to the next, of other structures the
-    tables of all templates."""
+    """Scores of labels that go together: from one label to the next for a chain, the tables of all
+    templates for other structures."""
     if not findings.estimator.model_.spec.is_chain:
         return scores_by_template(findings)
     next_ = findings.estimator.model_.posterior["next"]
@@ -285,14 +285,14 @@ def fit(findings: Findings) -> Markup:
 
 
 def _enlarged_from(trace: list[list[float]], last: float, fresh: float) -> int | None:
-    """The step from which on the bracket is easy to see; None if it is from the first step on."""
+    """The step from which an enlargement shows the bracket well; None if no enlargement is needed."""
     if not math.isfinite(fresh) or len(trace) < 4:
         return None
     bracket = abs(last - fresh)
     values = [v for _, v in trace]
     if bracket >= _ENLARGED * (max(values) - min(values)):
         return None
-    # As much of the end as stays within a few brackets of it, and at least two steps.
+    # The longest end of the curve that stays within a few brackets of its last value, at least two steps.
     first = len(trace) - 2
     while first > 0 and abs(values[first - 1] - last) <= 3 * bracket:
         first -= 1

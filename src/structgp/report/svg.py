@@ -55,7 +55,7 @@ class Plot:
         self._text((self.left + self.right) / 2, self.bottom + 36, label, "label", "middle")
 
     def y_axis(self, label: str, at: Sequence[float], form: Callable[[float], str]) -> None:
-        """The label stands above the axis, so that it is level."""
+        """The label stands above the axis, so that it is horizontal."""
         for value in at:
             _, y = self.at(self.x[0], value)
             self._rule(self.left, y, self.right, y, "grid")
@@ -66,7 +66,7 @@ class Plot:
         self._draw("polyline", title, points=self._path(points), class_=kind)
 
     def area(self, points: Sequence[Point], kind: str) -> None:
-        """What lies between the line and the horizontal axis."""
+        """Fills the area between the line and the horizontal axis."""
         floor = [(points[-1][0], self.y[0]), (points[0][0], self.y[0])]
         self._draw("polygon", points=self._path([*points, *floor]), class_=kind)
 

@@ -13,7 +13,7 @@ from structgp.evaluation.metrics import SpanCounts
 from structgp.report.markup import MINUS, Markup, count, decimal, percent, tag
 
 MOST_LABELS = 40
-"""Rows and columns of a table of labels; nobody reads a larger one."""
+"""Largest number of rows and of columns of a table of labels; nobody reads a larger one."""
 
 Cell = Callable[[str, str], Markup]
 
@@ -58,8 +58,8 @@ def scores(
     name: str,
     between: str = ", ",
 ) -> Markup:
-    """values : posterior mean, standard deviation and whether constraints forbid it, (R, C) each, of what
-    goes together. down, across : what rows and columns are."""
+    """A table of posterior scores. values : mean, standard deviation, and True where constraints forbid the
+    entry, (R, C) each. down, across : what the rows and columns are called."""
     mean, sd, never = values
     row_of, column_of = ({v: i for i, v in enumerate(some)} for some in (rows, columns))
     # Scores well below 1 hardly matter, and are shaded accordingly.
@@ -89,7 +89,7 @@ def frequent(tokens: Mapping[str, int]) -> list[str]:
 
 
 def worst_confusions(counts: Counter[tuple[str, str]], one: str, most: int = 8) -> Markup:
-    """The most frequent errors, as a list. one : 'token' or 'pixel'."""
+    """The most frequent errors, as a list. one : the noun for a token, such as 'pixel'."""
     wrong = [(-n, truth, guess) for (truth, guess), n in counts.items() if truth != guess]
     total = -sum(n for n, _, _ in wrong)
     rows = (
@@ -100,8 +100,8 @@ def worst_confusions(counts: Counter[tuple[str, str]], one: str, most: int = 8) 
 
 
 def by_name(title: str, counts: Mapping[str, SpanCounts]) -> tuple[Markup, int]:
-    """Precision, recall, F1 and support of each type of span, or label; and the number of those that are
-    left out, with the least support."""
+    """Precision, recall, F1 and support of each type of span, or label; and the number of those left out,
+    which have the least support."""
     kept = frequent({name: of.n_true for name, of in counts.items()})
     rows = []
     for name in kept:
@@ -113,7 +113,7 @@ def by_name(title: str, counts: Mapping[str, SpanCounts]) -> tuple[Markup, int]:
 
 
 def weights(scales: Sequence[tuple[str, float]]) -> Markup:
-    """The weight of each template, the heaviest first, with a bar."""
+    """The prior variance of each template's weights, the largest first, with a bar."""
     top = max(value for _, value in scales) or 1.0
     rows = []
     for name, value in sorted(scales, key=lambda item: (-item[1], item[0])):
@@ -151,7 +151,7 @@ def _label_table(
     name: str,
     others: Sequence[str] | None = None,
 ) -> Markup:
-    """others : of the columns, None for the same as the rows."""
+    """others : labels of the columns, None if they are the same as those of the rows."""
     others = labels if others is None else others
     corner = tag("th", tag("span", f"{down} \N{DOWNWARDS ARROW}"), class_="corner")
     columns = [tag("th", tag("span", label), scope="col", title=label) for label in others]

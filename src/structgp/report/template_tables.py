@@ -14,7 +14,7 @@ from structgp.report.markup import Markup, decimal, join, plural, tag
 from structgp.structures.spec import Template
 
 MOST_ROWS = 40
-"""Rows and columns of a table, as of ``tables``."""
+"""Largest number of rows and of columns of a table, as in ``tables``."""
 
 PLACES = {
     "next": ("label", "next label"),
@@ -24,11 +24,11 @@ PLACES = {
     "down": ("above", "below"),
     "length": ("span", "tokens"),
 }
-"""What the places of a tuple are called, by rule or name of the template."""
+"""Names of the places of a tuple, by rule or name of the template."""
 
 
 def scores_by_template(findings: Findings) -> Markup:
-    """A table for each template but the nodes."""
+    """A table for each template except the nodes."""
     model = findings.estimator.model_
     found = describe(findings.estimator).tables
     if not found:
@@ -42,7 +42,7 @@ def scores_by_template(findings: Findings) -> Markup:
 
 
 def _never(findings: Findings, name: str) -> np.ndarray | None:
-    """Which entries of the template's table the constraints forbid; None where they forbid nothing."""
+    """True at entries of the template's table that the constraints forbid; None if they forbid nothing."""
     rules = findings.estimator.model_.rules
     if rules is None:
         return None
@@ -51,7 +51,7 @@ def _never(findings: Findings, name: str) -> np.ndarray | None:
 
 
 def _table(template: Template, table: Table, used: Counter[str], never: np.ndarray | None) -> Markup:
-    """The last place across, all others down; of many labels those that are predicted most."""
+    """A table with the last place across and all others down; of many labels, those predicted most."""
     most = MOST_ROWS if len(table.axes) <= 2 else int(MOST_ROWS ** (1 / (len(table.axes) - 1)))
     index = []
     for j, axis in enumerate(table.axes):

@@ -1,6 +1,6 @@
 """Checks that a likelihood of your own does what the inference engine relies on.
 
-In a test file of yours, one test per check::
+In a test file of your own, one test per check::
 
     @pytest.mark.parametrize("check", likelihood_checks(my_likelihood), ids=str)
     def test_likelihood(check):
@@ -54,10 +54,11 @@ def likelihood_checks(
     Parameters
     ----------
     likelihood : whatever :func:`structgp.structures.as_structure` takes.
-    n_labels : V to try it with; V^T labellings are enumerated, up to 1000.
-    normalised : whether its probabilities sum to 1 over all labellings; False for a pseudo-likelihood.
-    seed : of the scores it is tried on.
-    n_jobs : the number of processes that a function is to be used with; unless 1, it must survive pickling.
+    n_labels : number V of labels to try it with; the check that it is normalised enumerates V^T labellings,
+        up to 1000.
+    normalised : True if its probabilities sum to 1 over all labellings; False for a pseudo-likelihood.
+    seed : seed of the random scores that it is tried on.
+    n_jobs : number of processes that will evaluate a function; unless 1, it must survive pickling.
     """
     structure = as_structure(likelihood, n_jobs)
     in_processes = isinstance(structure, BlackBox) and structure.n_jobs not in (None, 1)

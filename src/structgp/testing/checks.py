@@ -1,4 +1,4 @@
-"""What each check of a likelihood does.
+"""The checks of a likelihood, one function each.
 
 Letters: S draws, B sequences in a batch, T positions (padded), V labels.
 """
@@ -27,7 +27,7 @@ IN_LOGS = "compute in logarithms (logsumexp)"
 CLOSE = 1e-5
 STEP = 5e-3
 CLOSE_SLOPE = 1e-3
-# Of second differences of values, with a step that leaves four digits in double precision.
+# Tolerance of second differences of values, whose step leaves four digits in double precision.
 CLOSE_BENT = 1e-3
 
 
@@ -62,14 +62,14 @@ class Trial:
         return values
 
     def every_labelling(self, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """All y (n, T) of one sequence with f (S, T, V), and their values (S, n)."""
+        """All labellings y (n, T) of one sequence with f (S, T, V), and their log-probabilities (S, n)."""
         T = f.shape[1]
         y = torch.tensor(list(product(range(self.n_labels), repeat=T)))
         every = f[:, None].expand(-1, len(y), -1, -1)
         return y, self.values(every, g, y, torch.ones_like(y, dtype=torch.bool))
 
     def possible(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """y, with other labels drawn for sequences that it makes impossible in some draw."""
+        """y, with new labels drawn for those sequences that are impossible in some draw."""
         generator = torch.Generator().manual_seed(self.seed)
         for _ in range(N_TRIES):
             impossible = ~self.values(f, g, y, mask).isfinite().all(0)
@@ -90,7 +90,7 @@ def _same(values: Tensor, expected: Tensor, tolerance: float = CLOSE) -> bool:
 
 
 def _require_same(values: Tensor, expected: Tensor, text: str, tolerance: float = CLOSE) -> None:
-    """``text`` has a place, {}, for the values that differ most."""
+    """Raises unless the values agree; ``text`` has a placeholder {} for the two that differ most."""
     if _same(values, expected, tolerance):
         return
     gap = torch.where(values == expected, 0, (values - expected).abs())
@@ -240,7 +240,7 @@ def check_curvature(trial: Trial) -> None:
         _require(got.shape == shape, f"curvature.{name} is {tuple(got.shape)}; return {shape}")
 
     def bend(letter: str, *places: Any) -> Tensor:
-        """(B,) minus the mean second derivative in two places of f or g, over draws."""
+        """(B,) minus the second derivative in two entries of f or g, averaged over draws."""
         total = torch.zeros(B, dtype=f.dtype)
         for signs in product((1, -1), repeat=2):
             moved = {"f": f.clone(), "g": g.clone()}
@@ -299,7 +299,7 @@ def check_pickle(trial: Trial) -> None:
     inputs = trial.inputs()
     expected = trial.values(*inputs)
     try:
-        # joblib's way to its workers, which takes closures and lambdas.
+        # As joblib pickles for its workers, closures and lambdas included.
         wrapped = wrap_non_picklable_objects(trial.structure, keep_wrapper=False)
         copy = pickle.loads(pickle.dumps(wrapped))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a cover of a batch by forests finds: the tree-reweighted bound, its gradients and the split it used.
+"""Covers of a batch by forests, and what they find: the tree-reweighted bound, its gradients and its split.
 
 Letters as in ``layout``; S draws.
 """
@@ -18,15 +18,15 @@ from structgp.structures.graph.forests import Factor
 from structgp.structures.program import Scores
 
 FLOOR = -50.0
-"""Logs of probabilities below it count as equal: what is impossible in one forest becomes so in all."""
+"""Floor of log-probabilities that are averaged: what is impossible in one forest becomes so in all."""
 
 
 @dataclass(frozen=True)
 class Solution:
-    """log_z : (S, B) the bound. node : (S, B, N, V) and tables : (S, B, E, *sizes), or (S, B, *sizes),
-    summed over tuples, for a shared table: its gradients. split : the differences d of node scores between
-    forests, as the cover keeps them. sweeps : how many it took. gap : (S, B) largest difference between a
-    forest's node marginals and their mean."""
+    """log_z : (S, B) the bound. node : (S, B, N, V) its gradient in the node scores. tables : its gradients
+    in the tables, (S, B, E, *sizes), or (S, B, *sizes), summed over tuples, for a shared table. split : the
+    differences d of node scores between forests, as the cover stores them. sweeps : number of sweeps taken.
+    gap : (S, B) largest difference between a forest's node marginals and their mean."""
 
     log_z: Tensor
     node: Tensor
@@ -37,13 +37,13 @@ class Solution:
 
 
 class Cover(Protocol):
-    """Forests that have all factors of some examples, ``rows`` of their batch."""
+    """Forests that together have all factors of some examples, those at ``rows`` of the batch."""
 
     rows: Tensor
 
     def solve(self, scores: Scores, sweeps: int, tolerance: float, split: Tensor | None) -> Solution:
-        """From scores of these examples, without a gradient. split : where d starts, zeros if None. Sweeps
-        end where no gap is above ``tolerance``."""
+        """The solution for scores of these examples, which carry no gradient. split : starting value of d,
+        zeros if None. Sweeps end once no gap is above ``tolerance``."""
 
 
 def solve_all(
@@ -54,7 +54,8 @@ def solve_all(
     tolerance: float,
     splits: Sequence[Tensor | None],
 ) -> tuple[Solution, list[Tensor]]:
-    """The solution of the whole batch, without its split, and the splits of the covers."""
+    """The solution of the whole batch, and the split of each cover; with several covers, the solution's own
+    split is empty."""
     if len(covers) == 1 and len(covers[0].rows) == len(layout):
         found = covers[0].solve(scores, sweeps, tolerance, splits[0])
         return found, [found.split]
@@ -86,8 +87,8 @@ class Solver(Protocol):
 
 
 def with_slopes(solver: Solver, scores: Scores) -> Tensor:
-    """(S, B) ``log_z`` of the solution, differentiable once in the scores: what else the solution depends
-    on, a split or messages, is best where it is, and held."""
+    """(S, B) ``log_z`` of the solution, differentiable once in the scores. The split or messages that it
+    also depends on are held fixed, since it is stationary in them."""
     return _Held.apply(solver, *scores)
 
 
@@ -112,7 +113,7 @@ class _Held(torch.autograd.Function):
 
 
 def join_draws(parts: Sequence[Solution]) -> Solution:
-    """The solution of all draws from those of some each."""
+    """Joins the solutions of several groups of draws into one."""
     if len(parts) == 1:
         return parts[0]
     log_z, node, split, gap = (
@@ -137,7 +138,7 @@ def is_shared(g: Tensor, tuples: Tuples) -> bool:
 
 
 def factors_of(layout: GraphLayout) -> list[list[tuple[int, int, Factor]]]:
-    """For each example (template, tuple, variables) of each factor, nodes apart."""
+    """For each example, (template, tuple, variables) of each of its factors other than nodes."""
     found: list[list[tuple[int, int, Factor]]] = [[] for _ in range(len(layout))]
     for t, tuples in enumerate(layout.tuples):
         index, mask = tuples.index.cpu(), tuples.mask.cpu()

@@ -1,4 +1,4 @@
-"""Where compiled loops over edges find their tables and leave gradients."""
+"""Row numbers by which compiled loops over edges find tables and store gradients."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from structgp.structures.graph.cover import is_shared
 from structgp.structures.program import Scores
 
 SWEEPS = 5
-"""A fit goes over all edges at least so many times."""
+"""Number of times that a fit goes over all edges, at least; used to estimate its work."""
 
 
 @dataclass(frozen=True)
 class EdgeRows:
-    """For each of M edges its row among all tables (``pool_of``), and its row among ``n_out`` gradients:
-    one per tuple, or one per example for a shared table. slot : edges of an example with the same slot, of
-    ``n_slots``, have the same table, scaled and turned alike."""
+    """row : (M,) row of each edge's table among all tables (``pool_of``). out_row : (M,) row of its
+    gradient among ``n_out``, one per tuple, or one per example for a shared table. slot : (M,) number below
+    ``n_slots``; edges of an example with the same slot have the same table, scaled and transposed alike."""
 
     row: np.ndarray
     out_row: np.ndarray
@@ -38,9 +38,9 @@ class EdgeRows:
         first_edge: np.ndarray,
         alike: np.ndarray,
     ) -> EdgeRows:
-        """shared : whether each template has one table. template, place : (M,) which tuple an edge is, b E
-        + e. first_edge : (B + 1,) by example. alike : (M, n) what edges with the same slot have in
-        common."""
+        """shared : for each template, True if one table serves all tuples. template, place : (M,) template
+        and tuple of each edge, b E + e. first_edge : (B + 1,) where the edges of each example begin.
+        alike : (M, n) other values in which edges with the same slot must agree."""
         B = len(layout)
         row, out_row, in_pool, in_out = np.zeros_like(place), np.zeros_like(place), 0, 0
         for k, (is_one, t) in enumerate(zip(shared, layout.tuples, strict=True)):
@@ -80,7 +80,7 @@ def slopes_of(
     layout: GraphLayout, joints: Tensor, shared: tuple[bool, ...], f: Tensor
 ) -> tuple[Tensor, ...]:
     """Gradients in the tables from ``joints`` (S, n_out, V, V): by tuple, or by example for a shared
-    one."""
+    table."""
     slopes, first = [], 0
     for is_one, t in zip(shared, layout.tuples, strict=True):
         n = len(layout) if is_one else t.mask.numel()
@@ -95,5 +95,5 @@ def slopes_of(
 
 
 def label_ranges(tuples: Tuples) -> list[slice]:
-    """For each place of a tuple, its labels among all V."""
+    """For each place of a tuple, the range of its labels among all V."""
     return [slice(first, first + n) for first, n in zip(tuples.first, tuples.sizes, strict=True)]

@@ -1,9 +1,8 @@
 """Exact sums over the labellings of any factor graph, by variable elimination.
 
-log Z and its gradient come from compiled loops in probability space (``elimination_compiled``) where numba
-is there, the scores are on the CPU and there is enough to do; from torch operations
-(``elimination_steps``) otherwise, under all other semirings, and where scores have too large a spread for
-probability space."""
+log Z and its gradient come from compiled loops in probability space (``elimination_compiled``) if numba is
+installed, the scores are on the CPU and there is enough to do. Torch operations (``elimination_steps``)
+serve otherwise, for all other semirings, and if the spread of scores is too large for probability space."""
 
 from __future__ import annotations
 
@@ -25,15 +24,15 @@ from structgp.structures.semirings import LOG, Semiring
 __all__ = ["MOST_ENTRIES", "Cost", "Elimination", "cost", "entries_of"]
 
 WORTH_COMPILING = 50_000
-"""Table entries of all draws from which compiled loops are used. Decided by shapes alone, so that tiny
-problems never wait for numba to start; the chain's number."""
+"""Smallest number of table entries, over all draws, at which compiled loops are used; the same as for
+chains. Shapes alone decide, so that tiny problems never wait for numba to start."""
 
 
 @dataclass(frozen=True)
 class Elimination(GraphProgram):
-    """Every answer costs O(S sum of ``entries_of(layout)``), times n log n for the n best: for a tree O(N
-    V^2) per example and draw. Memory for a copy of the scores, per draw and example, of shared tables
-    too."""
+    """Every answer costs O(S sum of ``entries_of(layout)``), times n log n for the n best; for a tree this
+    is O(N V^2) per example and draw. Needs memory for a copy of all scores for each draw and example,
+    shared tables included."""
 
     def log_total(self, scores: Scores, semiring: Semiring) -> Tensor:
         f, *tables = scores
@@ -52,7 +51,7 @@ class Elimination(GraphProgram):
 
 
 class _Compiled(torch.autograd.Function):
-    """log Z (S, B); None where the scores have too large a spread."""
+    """log Z (S, B); None if the scores have too large a spread."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, schedule: Schedule) -> Tensor | None:
@@ -77,7 +76,7 @@ def _can_compile(scores: Tensor, schedule: Schedule) -> bool:
 
 @cache
 def compiled_loops() -> Any:
-    """The module of compiled loops; None where numba is not installed, or cannot work with what is."""
+    """The module of compiled loops; None if numba is not installed or does not work here."""
     try:
         from structgp.structures.graph import elimination_compiled
     except (ImportError, OSError, RuntimeError, SystemError):

@@ -1,17 +1,17 @@
 """Elimination in probability space, compiled by numba: log Z and its gradient in one go.
 
-One example at a time, of eight draws side by side (``lanes``). Scores are exponentiated less the maximum
-of their segment, tables are products, and messages are divided by their largest number: sums of numbers
-that are not negative, which are right to rounding as long as none but those of -inf becomes 0. The
-smallest positive number of each segment and message bounds those of the next table: where that bound is
-too small, all is left to log space.
+The loops take one example at a time, in eight draws side by side (``lanes``). Scores less the maximum of
+their segment are exponentiated, tables are products, and messages are divided by their largest number. All
+sums are of non-negative numbers and right to rounding, as long as only scores of -inf become 0. The
+smallest positive numbers of segments and messages bound the entries of the next table from below; where
+that bound is too small, everything is left to log space.
 
-The way back gives each table the probabilities of its entries: those of its rows, known from the clique
-that its message went to, shared out within each row. Their sums over all but a part's own entries are the
-gradient in that part, and the probabilities of the rows of the cliques before. All of it is in double
-precision.
+The backward pass gives each table the probabilities of its entries: that of each row, known from the clique
+that its message went to, is divided among the entries of the row. Summed over all axes except a part's own,
+they are the gradient in that part or, if the part is a message, the probabilities of the rows of the clique
+that sent it. Everything is in double precision.
 
-Where a variable of the separator is in a single part, as all are in trees and layers, rows that differ in
+If a variable of the separator is in a single part, as all are in trees and layers, then rows that differ in
 its label alone have all other factors in common: their sums are products of that part with one vector, and
 no table is built.
 
@@ -36,16 +36,16 @@ from structgp.structures.linear_chain.lane_exp import exp_in_place
 from structgp.threads import share
 
 SMALLEST = 1e-280
-"""A table that may have smaller positive entries is not trusted; the smallest normal number is 2e-308."""
+"""Smallest positive entry that a trusted table may have; the smallest normal number is 2e-308."""
 
 WIDEST = -600.0
-"""The same of the logarithm of an entry of one segment."""
+"""Smallest logarithm that an entry of a segment, divided by the largest, may have."""
 
 BLOCK = 256
-"""Entries of a table that are built at once, 16 KiB in eight draws: half of the nearest cache."""
+"""Number of table entries that are built at once: 16 KiB for eight draws, half of the nearest cache."""
 
 VECTORS = 1024
-"""Entries of what groups of rows have in common that are built at once, 64 KiB in eight draws."""
+"""Number of entries of vectors common to groups of rows that are built at once: 64 KiB for eight draws."""
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 
@@ -64,7 +64,7 @@ def totals(scores: Tensor, schedule: Schedule, with_gradient: bool) -> tuple[Ten
 
 
 def _arrays(s: Schedule) -> tuple[np.ndarray, ...]:
-    """Cliques (M, 8) and parts (P, 6), row by row what the loops need of each."""
+    """Cliques (M, 8) and parts (P, 6), each row with what the loops need, and further arrays."""
     p = s.parts
     cliques = np.stack([s.n_rows, s.n_labels, s.message[:-1], s.part[:-1], s.part[1:], *s.groups.T], 1)
     parts = np.stack([p.is_own, p.is_message, p.base, p.stride, p.source, p.row_map], 1).astype(np.int64)
@@ -73,8 +73,9 @@ def _arrays(s: Schedule) -> tuple[np.ndarray, ...]:
 
 @_compiled
 def _load(scores: Any, b: int, segment: Any, first: int, last: int, x: Any, top: Any, least: Any) -> bool:
-    """x (L, lanes) <- exp of the scores (lanes, B, L) less the maximum of their segment. Of each segment
-    that maximum (lanes,), -inf where nothing is possible, and its smallest positive number."""
+    """x (L, lanes) <- exp of the scores (lanes, B, L) less the maximum of their segment. top, least <- for
+    each segment that maximum (lanes,), -inf where nothing is possible, and its smallest positive number.
+    False if a spread is too large."""
     for i in range(first, last):
         begin, size = segment[i, 0], segment[i, 1]
         least[i - first] = 0
@@ -100,7 +101,7 @@ def _load(scores: Any, b: int, segment: Any, first: int, last: int, x: Any, top:
 @_compiled
 def _own(clique: Any, parts: Any, x: Any, messages: Any, offset: int, row: Any) -> int:
     """row (n, lanes) <- the product of the parts that depend on the eliminated variable alone. Returns the
-    first of the others."""
+    first other part."""
     n_labels, p = clique[1], clique[3]
     row[: n_labels * LANES] = 1.0
     while p < clique[4] and parts[p, 0]:
@@ -117,8 +118,8 @@ def _fill(
     clique: Any, wide: int, first: int, last: int, parts: Any, row_maps: Any, x: Any, messages: Any,
     offset: int, row: Any, table: Any,
 ) -> None:  # fmt: skip
-    """table (last - first, n, lanes) <- some rows of the product of the parts of a clique, of which ``row``
-    has those before ``wide``."""
+    """table (last - first, n, lanes) <- these rows of the product of a clique's parts; ``row`` has the
+    product of those before ``wide``."""
     n_labels = clique[1]
     if wide == clique[4]:
         table[: n_labels * LANES] = row[: n_labels * LANES]
@@ -142,8 +143,9 @@ def _common(
     clique: Any, wide: int, groups: Any, parts: Any, row_maps: Any, x: Any, messages: Any, offset: int,
     own: Any, vectors: Any,
 ) -> None:  # fmt: skip
-    """vectors (groups, n, lanes) <- what the rows of each of these groups have in common: the product of
-    ``own`` and all parts from ``wide`` on but the group's. groups : (n_groups,) their first rows."""
+    """vectors (groups, n, lanes) <- the factor common to the rows of each group: the product of ``own`` and
+    all parts from ``wide`` on, except the part on which the group depends. groups : (n_groups,) their first
+    rows."""
     size = clique[1] * LANES
     for g in range(len(groups)):
         vectors[g * size : (g + 1) * size] = own[:size]
@@ -159,7 +161,7 @@ def _common(
 
 @_compiled
 def _next_groups(clique: Any, begin: int, groups: Any) -> Any:
-    """The first rows of groups ``begin``, ``begin`` + 1, ...: as many as ``VECTORS`` allows."""
+    """The first rows of groups ``begin``, ``begin`` + 1, ...: as many groups as ``VECTORS`` allows."""
     size, apart = clique[6], clique[7]
     end = min(clique[0] // size, begin + max(1, VECTORS // clique[1]))
     for g in range(begin, end):
@@ -172,8 +174,8 @@ def _group_sums(
     clique: Any, wide: int, parts: Any, row_maps: Any, x: Any, messages: Any, offset: int, own: Any,
     vectors: Any, room: Any,
 ) -> None:  # fmt: skip
-    """The sums of all rows of a clique, group by group, to its messages. Some rows of each group at a time:
-    where groups share the numbers of their part, those stay in the nearest cache."""
+    """Writes the sums of all rows of a clique to its message, group by group. Takes some rows of each group
+    at a time: numbers of the part that several groups share then stay in the nearest cache."""
     n_labels, part, size, apart = clique[1], clique[5], clique[6], clique[7] * LANES
     step, maps, to = parts[part, 3] * LANES, parts[part, 5], (clique[2] - offset) * LANES
     source, base = (messages, parts[part, 2] - offset) if parts[part, 1] else (x, parts[part, 2])
@@ -201,7 +203,7 @@ def _group_slopes(
     vectors: Any, room: Any, totals: Any, slope: Any, share: Any, own_slope: Any,
 ) -> None:  # fmt: skip
     """Adds the probabilities of a clique's entries to the slopes of its parts from ``wide`` on and of its
-    own variable; ``share`` has those of its rows, divided by their sums."""
+    own variable; ``share`` has the probabilities of its rows, divided by their sums."""
     n_labels, part, size, apart = clique[1], clique[5], clique[6], clique[7] * LANES
     step, maps, to = parts[part, 3] * LANES, parts[part, 5], (clique[2] - offset) * LANES
     source, base = (messages, parts[part, 2] - offset) if parts[part, 1] else (x, parts[part, 2])
@@ -235,8 +237,7 @@ def _share_out(
     clique: Any, wide: int, groups: Any, parts: Any, row_maps: Any, offset: int, vectors: Any, totals: Any,
     slope: Any, share: Any, own_slope: Any,
 ) -> None:  # fmt: skip
-    """Adds the sums over each group, totals times vectors, to the slopes of all that its rows have in
-    common."""
+    """Adds the sums over each group, totals times vectors, to the slopes of all factors its rows share."""
     size = clique[1] * LANES
     for at in range(0, len(groups) * size, LANES):
         multiply(totals, at, totals, at, vectors, at)
@@ -254,7 +255,7 @@ def _share_out(
 
 @_compiled
 def _log_product(x: Any) -> float:
-    """The sum of logarithms, few of which are taken: one costs more than a small clique."""
+    """The sum of logarithms, taking few of them: one costs more than a small clique."""
     found, product = 0.0, 1.0
     for i in range(len(x)):
         product *= x[i]
@@ -270,7 +271,8 @@ def _inward(
     first_segment: int, messages: Any, largest: Any, message_least: Any, row: Any, table: Any,
     vectors: Any, groups: Any, log_z: Any,
 ) -> bool:  # fmt: skip
-    """The messages of all cliques of an example, divided by their largest number; log_z (lanes,)."""
+    """messages <- those of all cliques of an example, divided by their largest number, and log_z (lanes,).
+    False if a table is not to be trusted."""
     log_z[:] = 0
     offset = cliques[first, 2] if last > first else 0
     high, low, inverse = np.empty(LANES), np.empty(LANES), np.empty(LANES)
@@ -318,8 +320,7 @@ def _outward(
     row: Any, own: Any, table: Any, vectors: Any, groups: Any, totals: Any, log_z: Any, slope: Any,
     share: Any,
 ) -> None:  # fmt: skip
-    """slope (L, lanes) <- the gradient of log Z. share : of the messages, the probabilities of their
-    rows."""
+    """slope (L, lanes) <- the gradient of log Z. share <- the probabilities of all messages' rows."""
     slope[:] = 0
     if last == first:
         return
@@ -333,7 +334,7 @@ def _outward(
         block = max(1, BLOCK // n_labels)
         wide, last_part = _own(cliques[c], parts, x, messages, offset, row), cliques[c, 4]
         own[: n_labels * LANES] = 0
-        # Probabilities of rows by their sums: those of entries by the entries.
+        # A row's probability divided by its sum, times an entry, is the probability of the entry.
         for r in range(n_rows):
             divide(share, to + r * LANES, messages, to + r * LANES, largest, (c - first) * LANES)
         if cliques[c, 5] >= 0:
@@ -372,7 +373,7 @@ def _run(
     scores: Any, cliques: Any, parts: Any, row_maps: Any, first_clique: Any, segment: Any,
     first_segment: Any, log_z: Any, gradient: Any, begin: int, end: int,
 ) -> bool:  # fmt: skip
-    """Units begin..end, each one example of eight draws or what is left of them. False if some are not
+    """Units begin..end, each one example in eight draws, or in as many as are left. False if one is not
     safe."""
     S, B, L = scores.shape
     n_messages = n_cliques = n_segments = widest = 1

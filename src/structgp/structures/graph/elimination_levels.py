@@ -1,7 +1,7 @@
 """The schedule of elimination as index tensors, level by level, for torch operations on any device.
 
-All tables of a level with the same number n of labels are one step: their R rows one after the other. What
-is added up is kept by rows, so that index tensors have one number for n table entries."""
+All tables of a level with rows of the same number n of labels form one step, their R rows one after the
+other. Summands are indexed by rows, so that index tensors have one number for n table entries."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor
 from structgp.structures.graph.elimination_schedule import Schedule
 
 ENTRIES_AT_ONCE = 1 << 20
-"""Table entries of one draw that are summed in one step, unless a single table has more: 8 MiB, and enough
-to keep a GPU busy."""
+"""Largest number of table entries of one draw that are summed in one step, unless a single table has more:
+8 MiB, and enough to keep a GPU busy."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of n numbers, from a vector of them: ``begin + label * stride``, (Q,) each. to : (Q,) the row of
-    the step that each is added to."""
+    """Q rows of n numbers, at places ``begin + label * stride`` of a vector. begin, stride : (Q,).
+    to : (Q,) the row of the step to which each is added. labels : (n,)."""
 
     begin: Tensor
     stride: Tensor
@@ -38,9 +38,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class Step:
-    """node : from the scores, for each of the R rows. more : further scores. message : from messages of
-    earlier steps. slots : how many rows of ``message`` are the first, the second, ... of their table, which
-    come in that order. out : the messages that the sums are."""
+    """node : scores of the eliminated variable for each of the R rows. more : further scores.
+    message : messages of earlier steps. slots : how many rows of ``message`` belong to the first message of
+    their table, to the second, ...; they come in that order. out : where the sums go among the messages."""
 
     node: Rows
     more: Rows
@@ -51,8 +51,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Steps:
-    """total : the message that is the total of each example with variables; example : which one that is.
-    largest : numbers that one draw gathers in the largest step."""
+    """total : for each example with variables, the message that is its total; example : the number of that
+    example. largest : how many numbers one draw gathers in the largest step."""
 
     steps: tuple[Step, ...]
     total: Tensor
@@ -65,7 +65,7 @@ class Steps:
 
 
 def steps_of(schedule: Schedule, device: torch.device) -> Steps:
-    """Kept with the schedule."""
+    """The steps on this device, which are kept with the schedule."""
     if device not in schedule.on_device:
         schedule.on_device[device] = _steps(schedule, device)
     return schedule.on_device[device]
@@ -96,7 +96,7 @@ def _step(s: Schedule, cliques: np.ndarray, message: np.ndarray, labels: list[Te
     local, part = _runs(s.part[cliques], s.part[cliques + 1] - s.part[cliques])
     is_message = s.parts.is_message[part]
     is_node = part == s.part[cliques][local]
-    # Which of the messages of its clique each is.
+    # For each part, how many messages of its clique come before it.
     slot = np.cumsum(is_message) - is_message
     slot -= slot[is_node][local]
     base = s.parts.base[part] + s.example[cliques][local] * s.length
@@ -124,6 +124,6 @@ def _step(s: Schedule, cliques: np.ndarray, message: np.ndarray, labels: list[Te
 
 
 def _runs(begin: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For i = 0, 1, ... the ``length[i]`` numbers from ``begin[i]`` on; before them i, beside each."""
+    """For i = 0, 1, ...: i repeated ``length[i]`` times, and as many numbers from ``begin[i]`` on."""
     i = np.repeat(np.arange(len(length)), length)
     return i, np.arange(len(i)) - (np.cumsum(length) - length - begin)[i]

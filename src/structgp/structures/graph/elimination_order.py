@@ -1,14 +1,14 @@
-"""In which order the variables of a batch of factor graphs are eliminated, and what that costs.
+"""The order in which the variables of a batch of factor graphs are eliminated, and its cost.
 
-To eliminate a variable is to sum over its labels in a table that it shares with its neighbours, who are
-then neighbours of one another. The variable and those neighbours are its clique, the neighbours its
-separator. Variables with at most one neighbour go first, all of the batch at once, round by round: a
-forest is done by then, with as many rounds as it is deep. What is left of an example, its core, goes one
-variable at a time, the one first whose neighbours need the fewest new links, and among those the one with
-the smallest table.
+To eliminate a variable is to sum over its labels in a table that it shares with its neighbours, which then
+become neighbours of one another. The variable and its neighbours are its clique; the neighbours alone are
+its separator. Variables with at most one neighbour go first, round by round, those of the whole batch at
+once: this completes a forest in as many rounds as it is deep. What is left of an example, its core, goes
+one variable at a time: first the variable whose neighbours need the fewest new links and, among equals, the
+one with the smallest table.
 
-Letters: B examples, N variables of an example (padded), M variables of the batch that are real. A variable
-of the batch is b N + n.
+Letters: B examples, N variables of an example (padded), M real variables of the batch. A variable of the
+batch is known by its place b N + n.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from structgp.data.layout import GraphLayout
 from structgp.errors import InputError
 
 MOST_ENTRIES = 1 << 26
-"""Table entries of an example beyond which it is not eliminated: half a GiB of doubles if all tables of one
-draw were held at once, and about a second of work per draw."""
+"""Largest number of table entries of an example that is eliminated: half a GiB of doubles if all tables of
+one draw were held at once, and about a second of work per draw."""
 
 
 @dataclass(frozen=True)
 class Cost:
     """entries : (B,) table entries of each example, the sum over its cliques of the product of their label
-    counts. largest : (B,) those of its largest clique. Both inf for an example past the limit."""
+    counts. largest : (B,) table entries of its largest clique. Both are inf for an example past the
+    limit."""
 
     entries: Tensor
     largest: Tensor
@@ -42,11 +43,11 @@ class Cost:
 
 @dataclass(frozen=True)
 class Order:
-    """The cliques of a batch by example, and within one by level. variable, level : (M,) what each
-    eliminates, and after how many others at least. start : (M + 1,), member : the variables of clique c are
-    ``member[start[c]:start[c + 1]]``, the one that it eliminates last, and of any two the one that is
-    eliminated later first. entries, largest : (B,) as in ``Cost``. Without cliques where some example is
-    past the limit."""
+    """The cliques of a batch, by example and, within one, by level. variable : (M,) the variable that each
+    eliminates. level : (M,) above the levels of the cliques that must come before it. start : (M + 1,),
+    member : the variables of clique c are ``member[start[c]:start[c + 1]]``, those eliminated later first,
+    so that its own variable is the last. entries, largest : (B,) as in ``Cost``. There are no cliques if
+    some example is past the limit."""
 
     variable: np.ndarray
     level: np.ndarray
@@ -57,8 +58,8 @@ class Order:
 
 
 def cost(layout: GraphLayout, n_labels: int | None = None, limit: float = MOST_ENTRIES) -> Cost:
-    """What elimination would cost, without a table being built. ``n_labels`` : V, where ``layout`` has
-    neither spans nor tuples to tell it. The search for an order of an example stops past ``limit``."""
+    """The cost of elimination, found without building a table. ``n_labels`` : V, needed if ``layout`` has
+    neither spans nor tuples. The search for the order of an example stops past ``limit``."""
     found = find_order(layout, label_counts(layout, n_labels), limit)
     return Cost(torch.from_numpy(found.entries), torch.from_numpy(found.largest))
 
@@ -81,8 +82,8 @@ def label_counts(layout: GraphLayout, n_labels: int | None = None) -> np.ndarray
 
 
 def tuples_of(layout: GraphLayout, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Example (n,), place in the example (n,) and variables of the batch (n, a) of the real tuples of
-    template k."""
+    """The real tuples of template k: their example (n,), their place in it (n,) and their variables of the
+    batch (n, a)."""
     t = layout.tuples[k]
     example, place = t.mask.cpu().numpy().nonzero()
     index = t.index.cpu().numpy()[example, place]
@@ -90,8 +91,8 @@ def tuples_of(layout: GraphLayout, k: int) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def find_order(layout: GraphLayout, counts: np.ndarray, limit: float = MOST_ENTRIES) -> Order:
-    """For ``counts`` (B N,) labels of each variable. Near-linear time for forests, with no loop in Python
-    over variables."""
+    """The order for variables with ``counts`` (B N,) labels each. Near-linear time for forests, with no
+    Python loop over variables."""
     B, N = layout.mask.shape
     alive = layout.mask.cpu().numpy().reshape(-1).copy()
     links = _links(layout)
@@ -101,7 +102,7 @@ def find_order(layout: GraphLayout, counts: np.ndarray, limit: float = MOST_ENTR
         parts.add(gone, np.full(len(gone), level), (to >= 0).astype(np.int64), to[to >= 0])
     links = links[alive[links].all(1)]
     left = alive.nonzero()[0]
-    compact = np.searchsorted(left, links)  # ends as places in ``left``
+    compact = np.searchsorted(left, links)  # ends of links, as places in ``left``
     cuts = np.searchsorted(left, np.arange(B + 1) * N)
     ends = np.searchsorted(links[:, 0], np.arange(B + 1) * N)
     for b in np.diff(cuts).nonzero()[0]:
@@ -117,7 +118,7 @@ def find_order(layout: GraphLayout, counts: np.ndarray, limit: float = MOST_ENTR
 
 
 class _Parts:
-    """Variables as they are eliminated, with their separators."""
+    """Collects variables in the order of elimination, with their separators."""
 
     def __init__(self, counts: np.ndarray, B: int, N: int) -> None:
         self.counts, self.B, self.N = counts, B, N
@@ -128,7 +129,7 @@ class _Parts:
         self.refused = np.zeros(B, bool)
 
     def add(self, variable: np.ndarray, level: np.ndarray, sizes: np.ndarray, others: np.ndarray) -> None:
-        """``others`` has ``sizes[i]`` variables, the separator, for each ``variable[i]``."""
+        """``others`` : the separators in turn, ``sizes[i]`` variables for each ``variable[i]``."""
         self.variable.append(variable)
         self.level.append(level)
         self.sizes.append(sizes)
@@ -163,7 +164,7 @@ class _Parts:
 
 
 def _links(layout: GraphLayout) -> np.ndarray:
-    """(n, 2) the pairs of variables of the batch that some tuple has, each once, in rising order."""
+    """(n, 2) all pairs of variables of the batch that share a tuple, each once, in rising order."""
     M, found = layout.mask.numel(), [np.zeros(0, np.int64)]
     for k, t in enumerate(layout.tuples):
         index = tuples_of(layout, k)[2]
@@ -174,17 +175,17 @@ def _links(layout: GraphLayout) -> np.ndarray:
 
 
 def _peel(links: np.ndarray, alive: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Round by round the variables with at most one neighbour, and that neighbour, or -1. Takes them out of
-    ``alive`` (B N,)."""
+    """Yields, round by round, the variables with at most one neighbour, and that neighbour or -1. Takes
+    them out of ``alive`` (B N,)."""
     degree = np.bincount(links.reshape(-1), minlength=len(alive))
-    # The exclusive or of all neighbours is, where there is but one, that one.
+    # The exclusive or of all neighbours of a variable; if it has only one, that is the neighbour.
     mixed = np.zeros(len(alive), np.int64)
     np.bitwise_xor.at(mixed, links[:, 0], links[:, 1])
     np.bitwise_xor.at(mixed, links[:, 1], links[:, 0])
     front = (alive & (degree <= 1)).nonzero()[0]
     while len(front):
         to = np.where(degree[front] == 1, mixed[front], -1)
-        # Of two that have only each other, one waits.
+        # Of two variables that have only each other, one waits.
         goes = (to < 0) | (degree[to] > 1) | (to > front)
         gone, to = front[goes], to[goes]
         alive[gone] = False
@@ -198,16 +199,17 @@ def _peel(links: np.ndarray, alive: np.ndarray) -> Iterator[tuple[np.ndarray, np
 
 @lru_cache(maxsize=1 << 14)
 def _order_core(links: bytes, counts: bytes, limit: float) -> tuple[np.ndarray, ...] | None:
-    """Of n variables with ``counts`` (n,) labels and ``links`` (m, 2), both int64: in order of elimination
-    the variables, their levels, the sizes of their separators, and those one after the other. None if the
-    tables have more than ``limit`` entries. Kept, as minibatches come back to the same examples."""
+    """The order of n variables with ``counts`` (n,) labels and ``links`` (m, 2), both int64: in order of
+    elimination, the variables, their levels, the sizes of their separators, and all separators in turn.
+    None if the tables have more than ``limit`` entries. Kept, as minibatches come back to the same
+    examples."""
     label_count: list[int] = np.frombuffer(counts, np.int64).tolist()
     n = len(label_count)
     near: list[set[int]] = [set() for _ in range(n)]
     for u, v in np.frombuffer(links, np.int64).reshape(-1, 2).tolist():
         near[u].add(v)
         near[v].add(u)
-    wait = [0] * n  # at least so many others go before: among equals, the one first that need not wait
+    wait = [0] * n  # how many others go before, at least; ties go to the variable that waits least
 
     def key(v: int) -> tuple[int, int, int, int]:
         mine, size = near[v], label_count[v]
@@ -226,7 +228,7 @@ def _order_core(links: bytes, counts: bytes, limit: float) -> tuple[np.ndarray, 
         top = heappop(heap)
         v = top[3]
         if top is not current[v]:
-            continue  # it has another key by now
+            continue  # its key has changed since
         total += top[1]
         if total > limit:
             return None

@@ -1,4 +1,4 @@
-"""What is added up in the tables of elimination, and where each number of it comes from.
+"""The parts that are added up in the tables of elimination, and where their numbers come from.
 
 Letters: B examples, N variables of an example (padded), M cliques, K variables of the largest one, P parts.
 """
@@ -16,10 +16,11 @@ from structgp.structures.graph.elimination_order import Order, tuples_of
 
 @dataclass(frozen=True)
 class Parts:
-    """What is added up, by clique: the scores of the eliminated variable first, then what else depends on
-    none but that variable (``is_own``), then the others. All (P,). clique : whose table. is_message : from
-    the messages, not the scores. source : the segment, or the clique whose message it is. row_map : where
-    in ``row_maps`` it begins."""
+    """P parts, by clique: first the scores of the eliminated variable, then other parts that depend on that
+    variable alone (``is_own``), then the rest. All (P,). clique : the clique whose table it is part of.
+    is_message : True for messages, False for scores. base, stride : see ``elimination_schedule``.
+    source : its segment, or the clique that sends the message. row_map : where its map begins in
+    ``row_maps``."""
 
     clique: np.ndarray
     is_message: np.ndarray
@@ -31,12 +32,12 @@ class Parts:
 
 
 class Cliques:
-    """The tables of an order: those of (B N,) variables with ``counts`` labels each, from ``low`` on.
+    """The tables of an order, for (B N,) variables with ``counts`` labels each, from label ``low`` on.
 
-    shape : (M, K) labels of the variables of each clique, the eliminated one in the last column, 1 where
-    there is none. message : (M + 1,) where the messages of each begin, one after the other. parent : (M,)
-    where its message goes, -1 for the last of each example. level : (M,) above those of all that send to
-    it."""
+    shape : (M, K) label counts of the variables of each clique, the eliminated one in the last column, 1
+    where there is none. message : (M + 1,) where the message of each clique begins. parent : (M,) the
+    clique that its message goes to, -1 for the last of each example. level : (M,) above the levels of all
+    cliques that send to it."""
 
     def __init__(self, order: Order, counts: np.ndarray, low: np.ndarray, n_variables: int) -> None:
         self.variable, self.counts, self.low = order.variable, counts, low
@@ -50,22 +51,22 @@ class Cliques:
         self.shape = np.ones((self.M, self.K), np.int64)
         self.shape[self.clique, self.column] = counts[self.member]
         self.message = np.concatenate([[0], np.cumsum(self.shape[:, :-1].prod(1))])
-        # The members of a clique come in falling rank: these keys rise.
+        # The members of a clique come in falling rank, so these keys rise.
         self.keys = self.clique * self.M + (self.M - 1 - self.rank[self.member])
         self.level, self.parent = _hang_together(
             order.level, self.example, self.rank, order.start, order.member
         )
 
     def columns(self, clique: np.ndarray, variable: np.ndarray) -> np.ndarray:
-        """Where in the shapes of cliques their variables are."""
+        """The columns in the shapes of these cliques that belong to these variables."""
         return self.column[np.searchsorted(self.keys, clique * self.M + (self.M - 1 - self.rank[variable]))]
 
 
 def _hang_together(
     level: np.ndarray, example: np.ndarray, rank: np.ndarray, start: np.ndarray, member: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(M,) levels, and the clique that each sends its message to; -1 for the last of each example, whose
-    level is above those of all that send to it."""
+    """(M,) levels, and the clique to which each sends its message, -1 for the last of each example. The
+    level of that last one is raised above those of all that send to it."""
     M = len(level)
     parent = np.full(M, -1)
     has_separator = np.diff(start) > 1
@@ -83,8 +84,9 @@ def _hang_together(
 
 @dataclass
 class Found:
-    """Parts as they are found. length : numbers of an example that have a place by now. strides : (n, K) of
-    each part along the axes of its clique. segments : example, begin and size of each."""
+    """Collects parts as they are found. length : how many numbers of an example have a place so far.
+    rows : clique, is_message, base, strides (n, K) along the axes of the clique, and source of n parts at a
+    time. segments : example, begin and size of each."""
 
     cliques: Cliques
     length: int = 0
@@ -102,7 +104,7 @@ class Found:
         self.length = n_variables * n_labels
 
     def add_tuples(self, layout: GraphLayout, k: int, shared: bool) -> None:
-        """Those of template k."""
+        """The tuples of template k."""
         c, t = self.cliques, layout.tuples[k]
         example, place, index = tuples_of(layout, k)
         stride = np.cumprod([1, *t.sizes[:0:-1]])[::-1]
@@ -119,13 +121,13 @@ class Found:
             example, segment = np.unique(example, return_inverse=True)
             base = np.full(len(to), self.length)
         self._add(to, False, base + (offset * stride).sum(1), strides, segment + self.n_segments)
-        begins = base[: len(example)]  # a shared table has one, whatever the tuple
+        begins = base[: len(example)]  # a shared table begins at the same place for every tuple
         self._segments(example, begins, np.full(len(example), size))
         self.length += size if shared else t.mask.shape[1] * size
 
     def add_messages(self) -> None:
         c = self.cliques
-        # A message has the axes of its separator: the stride of each is the product of those after it.
+        # A message has the axes of its separator: the stride of each is the product of the sizes after it.
         after = np.ones((c.M, c.K), np.int64)
         after[:, :-1] = c.shape[:, -2::-1].cumprod(1)[:, ::-1]
         among = c.column < c.K - 1
@@ -150,13 +152,13 @@ class Found:
         self.n_segments += len(example)
 
     def sorted_segments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """By example: example (n,), begin and size (n, 2); and where each was before, (n,)."""
+        """Sorted by example: example (n,), begin and size (n, 2); and where each was moved to, (n,)."""
         example, begin, size = (np.concatenate(x) for x in zip(*self.segments, strict=True))
         turn = np.argsort(example, kind="stable")
         return example[turn], np.stack([begin, size], 1)[turn], np.argsort(turn)
 
     def parts(self) -> tuple[Parts, np.ndarray, np.ndarray]:
-        """And the row maps, one after the other, and the groups of ``Schedule``."""
+        """The parts, their row maps one after the other, and the groups of ``Schedule``."""
         clique, is_message, base, strides, source = (
             np.concatenate(x) for x in zip(*self.rows, strict=True)
         )
@@ -170,14 +172,14 @@ class Found:
         maps = [_row_map(shape[clique[i]], strides[i, :-1]) for i in wide[some]]
         row_map = np.zeros(len(clique), np.int64)
         row_map[wide] = np.cumsum([1, *map(len, maps)])[kind]
-        row_maps = np.concatenate([np.zeros(1, np.int64), *maps])  # first the 0 of all that ``is_own``
+        row_maps = np.concatenate([np.zeros(1, np.int64), *maps])  # the first 0 serves all ``is_own``
         found = Parts(clique, is_message, is_own, base, strides[:, -1].copy(), source, row_map)
         return found, row_maps, _groups(self.cliques.shape, clique, strides)
 
 
 def _groups(shape: np.ndarray, clique: np.ndarray, strides: np.ndarray) -> np.ndarray:
-    """(M, 3) of each clique: the part, number of labels and distance of rows of the longest axis of its
-    separator that a single part depends on; -1, 0, 0 where there is none."""
+    """(M, 3) for each clique, about the longest axis of its separator on which a single part depends: that
+    part, the number of labels, and the distance between rows; -1, 0, 0 where there is no such axis."""
     M = len(shape)
     found = np.tile([-1, 0, 0], (M, 1))
     depends = strides[:, :-1] != 0
@@ -197,7 +199,7 @@ def _groups(shape: np.ndarray, clique: np.ndarray, strides: np.ndarray) -> np.nd
 
 
 def _row_map(shape: np.ndarray, strides: np.ndarray) -> np.ndarray:
-    """Where, from the first on, each row of a table finds its numbers."""
+    """Where each row of a table finds its numbers, relative to the first row's."""
     found = np.zeros(1, np.int64)
     for size, stride in zip(shape.tolist(), strides.tolist(), strict=True):
         if size > 1:
@@ -206,7 +208,7 @@ def _row_map(shape: np.ndarray, strides: np.ndarray) -> np.ndarray:
 
 
 def _distinct(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers (n,) that are equal where rows of x (n, m) are, from 0, and a row of each."""
+    """Numbers (n,) from 0 on, equal where rows of x (n, m) are equal, and for each number one such row."""
     code = np.zeros(len(x), np.int64)
     for column in x.T:
         if len(x) and column.min() < column.max():

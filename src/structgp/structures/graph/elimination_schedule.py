@@ -1,15 +1,15 @@
-"""What elimination does with a batch, as arrays: which numbers are added up in which table.
+"""The schedule of elimination for a batch, as arrays: which numbers are added up in which table.
 
-The table of a clique has a row for each labelling of its separator, the last label moving fastest, and in a
-row one entry for each label of the variable that is eliminated. What is added to it, its parts, are the
-scores of that variable, those of every tuple that has it and no variable eliminated before it, and messages
-of cliques before. The sums of the rows are its message, which goes to the clique that eliminates the first
-variable of its separator. Where an example falls into pieces, all but one of them send their total, a
-message of one row, to the last.
+The table of a clique has one row for each labelling of its separator, the last label moving fastest, and in
+each row one entry for each label of the eliminated variable. Its parts, which are added up in it, are the
+scores of that variable, the scores of every tuple that has it and no variable eliminated before it, and
+messages of earlier cliques. The sums of its rows are its message, which goes to the clique of the variable
+of its separator that is eliminated first. If an example falls into pieces, all but one of them send their
+total, a message of one row, to the last one.
 
 The scores of an example are one vector of L numbers: nodes (N, V), then for each template its tuples
-(E, *sizes), or its one table. Entry (row, label) of part p is number ``base[p] + row_map[row] + label *
-stride[p]`` of that vector, or of the messages of the batch.
+(E, *sizes), or its one shared table. Entry (row, label) of part p is number ``base[p] + row_map[row] +
+label * stride[p]`` of that vector, or of the messages of the batch.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from structgp.structures.graph.elimination_order import MOST_ENTRIES, find_order
 from structgp.structures.graph.elimination_parts import Cliques, Found, Parts
 
 BYTES_KEPT = 1 << 30
-"""Schedules, with their index tensors, that are kept for the next call with the same layout."""
+"""Largest size of the schedules, with their index tensors, that are kept for calls with the same layout."""
 
 _schedules: OrderedDict[tuple[Any, ...], Schedule] = OrderedDict()
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Cliques (M,) by example and level. example, level, n_rows, n_labels : of each. message : (M + 1,)
-    where the messages of each begin. part : (M + 1,) where its parts begin. first_clique : (B + 1,) by
-    example. length : L. Segments are the scores that have a maximum of their own: a node, a tuple, a shared
-    table. segment : (n, 2) where in the L numbers each begins and how long it is; first_segment : (B + 1,).
-    groups : (M, 3) of each clique, rows that differ in the label of one variable, on which a single part
-    depends: that part, their number, and how far apart they are; -1, 0, 0 where all variables are in
-    several parts. on_device : ``Steps`` by device."""
+    """M cliques, by example and level. example, level, n_rows, n_labels : (M,) of each clique.
+    message : (M + 1,) where the message of each begins. part : (M + 1,) where its parts begin.
+    first_clique : (B + 1,) by example. length : L. A segment is a set of scores with a maximum of its own:
+    a node, a tuple or a shared table. segment : (n, 2) where each begins among the L numbers, and its
+    length; first_segment : (B + 1,) by example. groups : (M, 3) for each clique, rows that differ only in
+    the label of one variable on which a single part depends: that part, the number of these rows, and how
+    far apart they are; -1, 0, 0 if all variables are in several parts. on_device : ``Steps`` by device."""
 
     example: np.ndarray
     level: np.ndarray
@@ -74,7 +74,7 @@ class Schedule:
 
 
 def schedule_of(layout: GraphLayout, n_labels: int, shared: Sequence[bool]) -> Schedule:
-    """``shared`` : for each template, whether one table serves all tuples. The last few are kept."""
+    """``shared`` : for each template, True if one table serves all tuples. Recent schedules are kept."""
     key = (layout.key, n_labels, tuple(shared))
     if key in _schedules:
         _schedules.move_to_end(key)

@@ -1,11 +1,10 @@
 """Elimination level by level, as torch operations: any semiring, any device, and any scores.
 
-In each step scores and messages are gathered and added up to tables, and the sums of their rows are the
-next messages. Nothing of it waits for the device. The backward pass builds each table again rather than
-keep it.
+In each step, scores and messages are gathered and added up to tables, whose row sums are the next messages.
+Nothing here waits for the device. The backward pass builds each table again instead of keeping it.
 
 Letters: S draws, B examples, L scores of an example, R rows and n labels of a step. Draws come last, so
-that what is gathered are runs of S numbers. Messages are (M, S) elements of the semiring; with KMax (k, M,
+that numbers are gathered in runs of S. Messages are (M, S) elements of the semiring; with KMax (k, M,
 S)."""
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from structgp.structures.graph.elimination_schedule import Schedule
 from structgp.structures.semirings import LOG, KMax, Semiring
 
 NUMBERS_AT_ONCE = 1 << 25
-"""Numbers of all draws that a step may gather: beyond it, some draws at a time. A step needs memory for up
-to four times as many, 1 GiB."""
+"""Largest count of numbers, over all draws, that a step may gather; beyond it, a step takes some draws at a
+time. It needs memory for up to four times as many, 1 GiB."""
 
 
 def total_by_steps(scores: Tensor, schedule: Schedule, semiring: Semiring) -> Tensor:
@@ -74,7 +73,7 @@ def _gathered(step: Step, x: Tensor, messages: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def _table(step: Step, node: Tensor, more: Tensor, message: Tensor, semiring: Semiring) -> Tensor:
-    """(R, n, S) elements: what is gathered, added up."""
+    """(R, n, S) elements: the gathered numbers, added up."""
     scores = node.index_add(0, step.more.to, more) if len(more) else node
     if not isinstance(semiring, KMax):
         return scores.index_add(0, step.message.to, message) if len(message) else scores
@@ -87,7 +86,7 @@ def _table(step: Step, node: Tensor, more: Tensor, message: Tensor, semiring: Se
 
 
 def _times(x: Tensor, y: Tensor, semiring: Semiring) -> Tensor:
-    """The product of lists of the k largest: the k largest of all sums of one of each."""
+    """The product of two lists of the k largest: the k largest of all sums of one element from each."""
     return semiring.sum(x[..., None] + y.movedim(0, -1), -1)
 
 
@@ -98,7 +97,7 @@ def _row_sums(table: Tensor, semiring: Semiring) -> Tensor:
 def _log_back(
     step: Step, given: tuple[Tensor, Tensor, Tensor], sums: Tensor, above: Tensor, semiring: Semiring
 ) -> tuple[Tensor, ...]:
-    """Slopes in what was gathered: those of the sums, shared out by probability."""
+    """Gradients in the gathered numbers: those in the sums, distributed by probability."""
     sums = sums.masked_fill(sums == -torch.inf, 0)  # exp(-inf) is 0 then, not nan
     slope = above[:, None] * (_table(step, *given, semiring) - sums[:, None]).exp()
     return slope, slope[step.more.to], slope[step.message.to]

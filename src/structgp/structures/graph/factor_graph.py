@@ -3,8 +3,8 @@
 p(y) = exp(sum_n f[n, y_n] + sum_k sum_e g_k[e, y at the tuple e of template k]) / Z.
 
 ``scores`` is (f, g_1, g_2, ...): f (S, B, N, V) of nodes, -inf where a label is impossible; g_k (S, *sizes)
-if one table serves all tuples of template k, else (S, B, E, *sizes), -inf allowed. What stands at padding
-has no part in any answer. Letters as in ``data.layout``.
+if one table serves all tuples of template k, else (S, B, E, *sizes), -inf allowed. Values at padding play
+no part in any answer. Letters as in ``data.layout``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from structgp.structures.semirings import LOG, Semiring
 
 @dataclass(frozen=True)
 class GraphProgram(Program):
-    """``log_total`` is all that a program must have."""
+    """A program for factor graphs; ``log_total`` is all that it must define."""
 
     layout: GraphLayout  # type: ignore[assignment]
 
     exact = True
-    """False where ``log_total`` under the log semiring is a bound or an approximation."""
+    """False if ``log_total`` under the log semiring is a bound or an approximation."""
 
     def climbing(self) -> GraphProgram:
         """The program for an optimiser, which asks for log Z of the same examples again and again, at
@@ -42,8 +42,8 @@ class GraphProgram(Program):
         return told
 
     def slopes(self, scores: Scores) -> tuple[Tensor, ...]:
-        """For each template the probability of the labels of each of its tuples: (S, B, N, V), then (S, B,
-        E, *sizes); 0 at padding."""
+        """For each template, the probability of the labels of each of its tuples: (S, B, N, V), then
+        (S, B, E, *sizes); 0 at padding."""
         parts = zip(scores[1:], self.layout.tuples, strict=True)
         return self._gradients([scores[0], *(by_tuple(g, t) for g, t in parts)], LOG)
 
@@ -52,7 +52,7 @@ class GraphProgram(Program):
         return self._gradients(self.restrict(scores), LOG)[0]
 
     def bracket(self, scores: Scores) -> tuple[Tensor, Tensor]:
-        """(S, B) bounds of log Z from below and from above."""
+        """(S, B) each, a lower and an upper bound of log Z."""
         log_z = self.log_total(scores, LOG)
         return log_z, log_z
 
@@ -65,7 +65,7 @@ class GraphProgram(Program):
 
 
 def by_tuple(g: Tensor, tuples: Tuples) -> Tensor:
-    """(S, B, E, *sizes), a view of a shared table at every tuple; other scores as they are."""
+    """(S, B, E, *sizes) scores of every tuple: a view of a shared table, other scores as they are."""
     if g.dim() > 1 + tuples.arity:
         return g
     B, E = tuples.mask.shape
@@ -73,7 +73,7 @@ def by_tuple(g: Tensor, tuples: Tuples) -> Tensor:
 
 
 def picked_scores(g: Tensor, tuples: Tuples, y: Tensor) -> Tensor:
-    """(S, B, E) what labelling y (B, N) picks at each tuple; 0 at padding."""
+    """(S, B, E) the score that labelling y (B, N) picks at each tuple; 0 at padding."""
     place, S = tuples.places(y), len(g)
     if g.dim() > 1 + tuples.arity:
         found = g.flatten(3).gather(-1, place[None, ..., None].expand(S, -1, -1, -1)).squeeze(-1)
@@ -84,7 +84,7 @@ def picked_scores(g: Tensor, tuples: Tuples, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Enumeration(GraphProgram):
-    """All V^N labellings, one by one: for tiny graphs, and the reference for other programs."""
+    """Sums over all V^N labellings one by one, for tiny graphs and as the reference for other programs."""
 
     def log_total(self, scores: Scores, semiring: Semiring) -> Tensor:
         f, *tables = scores
@@ -92,7 +92,7 @@ class Enumeration(GraphProgram):
         return torch.stack(rows, -1)
 
     def _example(self, f: Tensor, tables: Sequence[Tensor], b: int, semiring: Semiring) -> Tensor:
-        """Of example b, (S,)."""
+        """The sum of example b, (S,)."""
         there = self.layout.mask[b].nonzero()[:, 0]
         labellings = torch.tensor(
             list(product(range(f.shape[-1]), repeat=len(there))), dtype=torch.long, device=f.device

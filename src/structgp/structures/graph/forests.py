@@ -1,9 +1,10 @@
 """Covers of a factor graph by forests: every factor is in at least one, and in as many as have room for it.
 
-Two kinds. Trees: a factor may join a forest if its variables are in different components of it. Monotone
-paths, for factors of two variables: an edge runs from its earlier to its later variable, and may join a
-forest if the earlier one has no edge out of it there and the later one no edge into it. Such a forest
-cannot have a cycle. A grid numbered row by row becomes its rows and its columns, with diagonals two more.
+There are two kinds. Trees: a factor may join a forest if its variables are in different components of it.
+Monotone paths, for factors of two variables: an edge runs from its earlier to its later variable, and may
+join a forest if the earlier one has no edge out of it there and the later one no edge into it. Such a
+forest cannot have a cycle. A grid numbered row by row is covered by its rows and its columns; diagonals
+need two more forests.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ Factor = tuple[int, ...]
 def cover_by_trees(factors: Sequence[Factor]) -> list[list[int]]:
     """Forests, each a list of positions in ``factors``. Cost O(forests * factors).
 
-    Factors with the most frequent difference between their ends go first: rows of a grid stay together."""
+    Factors with the most frequent difference between their ends go first, so that rows of a grid stay
+    together."""
     order = _by_gap(factors)
     forests: list[list[int]] = []
     parents: list[dict[int, int]] = []
@@ -39,7 +41,8 @@ def cover_by_trees(factors: Sequence[Factor]) -> list[list[int]]:
 
 
 def cover_by_paths(edges: Sequence[Factor]) -> list[list[int]]:
-    """The same of monotone paths, at least as many as a variable has edges into it, or out of it."""
+    """The same with monotone paths: at least as many forests as a variable has edges into it, or out of
+    it."""
     order = _by_gap(edges)
     forests: list[list[int]] = []
     taken: list[tuple[set[int], set[int]]] = []
@@ -63,8 +66,8 @@ def cover_by_paths(edges: Sequence[Factor]) -> list[list[int]]:
 
 
 def levels(factors: Sequence[Factor], n: int) -> list[int]:
-    """For each of n variables how many variables, at most, follow one another along factors before it; the
-    variables of a factor have different levels."""
+    """For each of n variables, the length of the longest chain of earlier variables that leads to it along
+    factors; the variables of a factor have different levels."""
     after: list[set[int]] = [set() for _ in range(n)]
     for factor in factors:
         ordered = sorted(factor)
@@ -78,7 +81,7 @@ def levels(factors: Sequence[Factor], n: int) -> list[int]:
 
 
 def colours(factors: Sequence[Factor], n: int) -> list[int]:
-    """For each of n variables the first colour that no earlier variable of its factors has."""
+    """For each of n variables, the first colour that no earlier variable of its factors has."""
     beside: list[set[int]] = [set() for _ in range(n)]
     for factor in factors:
         for u in factor:
@@ -91,8 +94,9 @@ def colours(factors: Sequence[Factor], n: int) -> list[int]:
 
 
 def induced_forests(factors: Sequence[Factor], n: int) -> list[int]:
-    """For each of n variables the number of its block, such that the factors within a block make a forest
-    of it, and a factor has one variable of a block, or all. Each block takes what it can, in order."""
+    """For each of n variables, the number of its block, such that the factors within a block make it a
+    forest, and no factor has several, but not all, of its variables in one block. Each block takes all it
+    can, in order."""
     of: list[list[int]] = [[] for _ in range(n)]
     for e, factor in enumerate(factors):
         for u in factor:
@@ -118,10 +122,10 @@ def induced_forests(factors: Sequence[Factor], n: int) -> list[int]:
 
 
 def induced_trees(factors: Sequence[Factor]) -> list[int]:
-    """Positions of factors that make a forest whose trees have no other factor with two variables in one of
-    them. Factors with the most frequent difference between their ends go first."""
+    """Positions of factors that make a forest, such that no other factor has two variables in one of its
+    trees. Factors with the most frequent difference between their ends go first."""
     parent: dict[int, int] = {}
-    beside: dict[int, Counter[int]] = {}  # of each component, how many factors it has with others
+    beside: dict[int, Counter[int]] = {}  # for each component, how many factors it shares with others
     for factor in factors:
         for u in factor:
             beside.setdefault(u, Counter()).update(v for v in factor if v != u)

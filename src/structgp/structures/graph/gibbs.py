@@ -1,8 +1,8 @@
 """Gibbs sampling: marginals and labellings of any factor graph, with their Monte Carlo error.
 
 Each draw of the scores has a chain of labellings of its own, which starts at a good labelling and changes
-block by block (``local_moves``). Node marginals are means of the probabilities that a label was drawn with,
-given the other blocks, which vary less than the labels drawn.
+block by block (``local_moves``). Node marginals are means of the probabilities from which labels were
+drawn, given the other blocks; these vary less than the labels drawn.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from structgp.structures.program import Scores
 from structgp.structures.semirings import Semiring
 
 BATCHES = 10
-"""Parts of a chain whose means tell the Monte Carlo error."""
+"""Number of parts of a chain; their means give the Monte Carlo error."""
 
 
 @dataclass(frozen=True)
 class Gibbs(GraphProgram):
-    """sweeps : that answers are means of. burn_in : sweeps before them. blocks : 'colour' for variables
-    without a factor between them, 'forest' for as many as make a forest, which mix faster and cost more.
-    seed : of the chains, so that an answer depends on nothing but the scores."""
+    """sweeps : number of sweeps that answers are averaged over. burn_in : number of sweeps before them.
+    blocks : 'colour' for blocks of variables without a factor between them, 'forest' for the largest blocks
+    that are forests, which mix faster and cost more. seed : seed of the chains, so that an answer depends
+    on the scores alone."""
 
     sweeps: int = 500
     burn_in: int = 50
@@ -64,7 +65,7 @@ class Gibbs(GraphProgram):
         return self.estimates(scores)[0]
 
     def estimates(self, scores: Scores) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Marginals of every template, as ``marginals``, and the standard errors of each of them."""
+        """Marginals of every template, as from ``marginals``, and their standard errors."""
         scores = self._given(scores)
         generator = self._generator(scores[0])
         y = self._start(scores)
@@ -102,7 +103,7 @@ class Gibbs(GraphProgram):
         return y
 
     def decode(self, scores: Scores) -> Tensor:
-        """(S, B, N) the best labelling that a chain of ``burn_in`` sweeps came near; 0 at padding."""
+        """(S, B, N) the best labelling near those of a chain of ``burn_in`` sweeps; 0 at padding."""
         scores = self._given(scores)
         generator, y = self._generator(scores[0]), self._start(scores)
         best, value = y, total_score(self.layout, scores, y)
@@ -152,7 +153,7 @@ def _zeros(f: Tensor, t: Tuples) -> Tensor:
 
 
 def _count(counts: Tensor, t: Tuples, y: Tensor) -> None:
-    """Adds 1 to counts (S, B, E, *sizes) at what labellings y (S, B, N) have at each tuple."""
+    """Adds 1 to counts (S, B, E, *sizes) at the entries that labellings y (S, B, N) pick at each tuple."""
     S, (B, E) = len(y), t.mask.shape
     place = entries(t, y)
     counts.view(S, B, E, -1).scatter_add_(

@@ -1,7 +1,7 @@
 """Products of a table's rows with one vector, several rows at a time, in the lanes of ``lanes``.
 
-Rows of a group lie at equal distances. A vector that is loaded serves all rows of a call, and their sums
-keep the multipliers busy. Letters and places as in ``lanes``.
+Rows of a group lie at equal distances. A vector, once loaded, serves all rows of a call, and their separate
+sums keep the multipliers busy. Letters and places as in ``lanes``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def _dots_of(rows: int) -> Callable[..., Any]:
         _: Any, out: Any, o: Any, apart: Any, n: Any, a: Any, i: Any, b: Any, j: Any, step: Any,
         across: Any,
     ) -> Any:  # fmt: skip
-        """out[o + apart r] <- the sum of a[i + L m] b[j + across r + step m] over m < n, for each row r of
-        so many."""
+        """out[o + apart r] <- the sum of a[i + L m] b[j + across r + step m] over m < n, for all
+        r < rows."""
         i64 = types.int64
 
         @written(out, i64, i64, i64, a, i64, b, i64, i64, i64)
@@ -51,8 +51,8 @@ def _slopes_of(rows: int) -> Callable[..., Any]:
         c: Any, k: Any, apart: Any,
     ) -> Any:  # fmt: skip
         """p = b[j + across r + step m] c[k + apart r]; out[j + across r + step m] += p a[i + L m] and
-        total[i + L m] += p, for each m < n and each row r of so many. Places of b in different rows
-        differ."""
+        total[i + L m] += p, for each m < n and each row r < rows. Different rows must have different places
+        of b."""
         i64 = types.int64
 
         @written(out, total, i64, a, i64, b, i64, i64, i64, c, i64, i64)
@@ -80,7 +80,7 @@ def _slopes_of(rows: int) -> Callable[..., Any]:
 
 
 ROWS = 4
-"""Rows of one call of ``some_dots`` and ``some_slopes``: four sums and four factors stay in registers."""
+"""Rows per call of ``some_dots`` and ``some_slopes``: four sums and four factors stay in registers."""
 
 one_dot, some_dots = intrinsic(_dots_of(1)), intrinsic(_dots_of(ROWS))
 one_slope, some_slopes = intrinsic(_slopes_of(1)), intrinsic(_slopes_of(ROWS))

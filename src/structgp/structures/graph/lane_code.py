@@ -1,7 +1,7 @@
-"""How functions of ``lanes`` and ``group_lanes`` are written: as instructions on vectors of 64 bytes.
+"""A writer of instructions on vectors of 64 bytes, for the functions of ``lanes`` and ``group_lanes``.
 
-Numba does not make vector instructions of eight statements in a row, and for a loop of eight it first asks
-whether arrays overlap.
+Numba does not turn eight statements in a row into vector instructions, and for a loop of eight it first
+tests whether arrays overlap.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 
 LANES, SINGLE_LANES = 8, 16
-"""Numbers in double and in single precision that fill 64 bytes."""
+"""How many numbers in double and in single precision fill 64 bytes."""
 
 VECTOR = ir.VectorType(ir.DoubleType(), LANES)
 SINGLE = ir.VectorType(ir.FloatType(), SINGLE_LANES)
@@ -34,7 +34,8 @@ class Code:
         return ir.Constant(self.vector, [value] * self.vector.count)
 
     def pointer(self, array: int, place: Any) -> Any:
-        """To the lanes of an array, both by their number among the arguments, or to a place given."""
+        """Pointer to lanes of an array. Array and place are numbers of arguments; the place may be a
+        value."""
         given = self.context.make_array(self.types[array])(
             self.context, self.builder, self.arguments[array]
         )
@@ -49,7 +50,7 @@ class Code:
         return self.builder.load(self.builder.gep(given.data, [place]))
 
     def spread(self, value: Any) -> Any:
-        """The lanes that all have a number which is known when the code runs."""
+        """Lanes that all hold one number, which is known only when the code runs."""
         first = self.builder.insert_element(
             ir.Constant(self.vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0)
         )
@@ -70,19 +71,19 @@ class Code:
         return self.builder.fadd(a, b, flags=CONTRACT)
 
     def fold(self, count: int, start: float, step: Callable[[Any, Any], Any]) -> Any:
-        """step(so far, m) for m = 0, 1, ... below an argument, from ``start`` in all lanes."""
+        """Applies step(so far, m) for m = 0, 1, ... < argument ``count``, from ``start`` in all lanes."""
         so_far = cgutils.alloca_once_value(self.builder, self.constant(start))
         with cgutils.for_range(self.builder, self.arguments[count]) as loop:
             self.builder.store(step(self.builder.load(so_far), loop.index), so_far)
         return self.builder.load(so_far)
 
     def after(self, place: int, m: Any, step: Any) -> Any:
-        """The place that is m steps after an argument."""
+        """The place m steps after the one that argument ``place`` gives."""
         return self.builder.add(self.arguments[place], self.builder.mul(m, step))
 
 
 def written(*given: Any) -> Callable[[Callable[[Code], None]], tuple[Any, Any]]:
-    """A function without a result, of arguments of these types."""
+    """Makes a function that takes arguments of these types and returns nothing."""
 
     def of(write: Callable[[Code], None]) -> tuple[Any, Any]:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -1,8 +1,8 @@
 """Eight numbers at a time for compiled loops, or sixteen in single precision: the same place in as many
 draws, side by side in memory.
 
-Each function is a few vector instructions (``lane_code``). Places are those of the first number, in flat
-arrays, all of one type. Docstrings have L for the number of lanes.
+Each function is a few vector instructions (``lane_code``). A place is that of the first of L lanes in a
+flat array; the arrays of a call all have one type.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def add(_: Any, out: Any, o: Any, a: Any, i: Any) -> Any:
 
 @intrinsic
 def divide(_: Any, out: Any, o: Any, a: Any, i: Any, b: Any, j: Any) -> Any:
-    """out[o] /= a[i] b[j], where that is not 0."""
+    """out[o] /= a[i] b[j], where that product is not 0."""
 
     @written(out, types.int64, a, types.int64, b, types.int64)
     def found(to: Code) -> None:
@@ -119,7 +119,7 @@ def extremes(_: Any, high: Any, low: Any, n: Any, a: Any, i: Any) -> Any:
 @intrinsic
 def four_dots(_: Any, out: Any, o: Any, n: Any, a: Any, b: Any, j: Any, step: Any, across: Any) -> Any:
     """out[o + L r] <- the sum of a[L m] b[j + across r + step m] over m < n, for r = 0, 1, 2, 3: a number
-    of a that is loaded serves all four."""
+    of a, once loaded, serves all four."""
     i64 = types.int64
 
     @written(out, i64, i64, a, b, i64, i64, i64)
@@ -145,8 +145,8 @@ def _sums_of(rows: int) -> Callable[..., Any]:
         _: Any, out: Any, o: Any, apart: Any, n: Any, x: Any, i: Any, step: Any, across: Any, b: Any,
         j: Any, along: Any,
     ) -> Any:  # fmt: skip
-        """out[o + apart r] <- the sum of x[i + across r + step m] b[j + along m] over m < n, for each row r
-        of so many. x has numbers, not lanes: each multiplies all lanes of b."""
+        """out[o + apart r] <- the sum of x[i + across r + step m] b[j + along m] over m < n, for each row
+        r < rows. x has single numbers, not lanes: each multiplies all lanes of b."""
         i64 = types.int64
 
         @written(out, i64, i64, i64, x, i64, i64, i64, b, i64, i64)
@@ -170,7 +170,7 @@ def _sums_of(rows: int) -> Callable[..., Any]:
 
 
 four_sums, eight_sums = intrinsic(_sums_of(4)), intrinsic(_sums_of(8))
-"""Eight sums keep two multipliers busy, of which each takes four steps for a product."""
+"""Eight sums keep two multipliers busy, each of which takes four steps for a product."""
 
 
 @intrinsic
@@ -219,7 +219,7 @@ def product_sum(_: Any, out: Any, o: Any, n: Any, a: Any, b: Any, c: Any, i: Any
 
 @intrinsic
 def invert(_: Any, out: Any, o: Any, a: Any, i: Any) -> Any:
-    """out[o] <- 1 / a[i], 0 where that is 0."""
+    """out[o] <- 1 / a[i], or 0 where a[i] is 0."""
 
     @written(out, types.int64, a, types.int64)
     def found(to: Code) -> None:
@@ -233,9 +233,9 @@ def invert(_: Any, out: Any, o: Any, a: Any, i: Any) -> Any:
 
 @intrinsic
 def agree_two(_: Any, node: Any, i: Any, j: Any, a: Any, b: Any, factor: Any, gap: Any, least: Any) -> Any:
-    """p = node a b factor at i and at j, with factor[0] and factor[8], and at least ``least`` each; node[i]
-    and node[j] are multiplied by what makes both p their geometric mean. gap[0] grows to half their
-    difference if that is larger."""
+    """Makes two marginals agree: p = node a b factor at i and at j, with factor[0] and factor[8], both at
+    least ``least``. Multiplies node[i] and node[j] so that both p become their geometric mean, and raises
+    gap[0] to half their difference if that is larger."""
     given = (node, types.int64, types.int64, a, b, factor, gap, types.float64)
 
     @written(*given)
@@ -269,7 +269,7 @@ def agree_two(_: Any, node: Any, i: Any, j: Any, a: Any, b: Any, factor: Any, ga
 
 @intrinsic
 def scale_by(_: Any, out: Any, o: Any, a: Any, i: Any, factor: Any) -> Any:
-    """out[o] <- factor a[i], of a number ``factor``."""
+    """out[o] <- factor a[i], where ``factor`` is a single number."""
 
     @written(out, types.int64, a, types.int64, types.float64)
     def found(to: Code) -> None:
@@ -279,7 +279,7 @@ def scale_by(_: Any, out: Any, o: Any, a: Any, i: Any, factor: Any) -> Any:
 
 
 def _outer(out: Any, a: Any, b: Any, times: int) -> tuple[Any, Any]:
-    """What ``add_outer`` and ``add_four_outers`` write."""
+    """The code of ``add_outer`` and ``add_four_outers``."""
 
     @written(out, types.int64, types.int64, a, types.int64, b, types.int64, types.int64)
     def found(to: Code) -> None:
@@ -304,14 +304,14 @@ def add_outer(_: Any, out: Any, o: Any, n: Any, a: Any, i: Any, b: Any, j: Any, 
 @intrinsic
 def add_four_outers(_: Any, out: Any, o: Any, n: Any, a: Any, i: Any, b: Any, j: Any, step: Any) -> Any:
     """out[o + L m] += the sum of a[i + step r] b[j + step r + L m] over r < 4, for each m < n: a number of
-    ``out`` that is loaded serves all four."""
+    ``out``, once loaded, serves all four."""
     return _outer(out, a, b, 4)
 
 
 @intrinsic
 def multiply_and_split(_: Any, product: Any, exponent: Any, o: Any, a: Any, i: Any) -> Any:
-    """product[o] <- product[o] a[i], brought to between 1 and 2 by powers of 2, whose exponents are added
-    to exponent[o]. Of positive numbers in double precision."""
+    """product[o] <- product[o] a[i], scaled to between 1 and 2 by a power of 2, whose exponent is added to
+    exponent[o]. For positive numbers in double precision."""
 
     @written(product, exponent, types.int64, a, types.int64)
     def found(to: Code) -> None:

@@ -1,8 +1,9 @@
 """Labellings that change block by block: iterated conditional modes, and Gibbs sampling.
 
-A block is a set of variables that the factors join to a forest, whatever the others are; given the labels
-of the others, all of it is drawn or improved at once. The blocks of an example have each variable once.
-Large blocks, trees, mix fast; blocks of one colour, without factors between them, cost least.
+A block is a set of variables that the factors between them join to a forest; given the labels of all other
+variables, the whole block is drawn or improved at once. Each variable of an example is in exactly one
+block. Large blocks, such as trees, mix fast; blocks of one colour, without factors between their variables,
+cost least.
 
 Letters: as in ``layout``; S draws. A variable is known by its place b N + n, a tuple by b E + e.
 """
@@ -24,14 +25,14 @@ from structgp.structures.program import Scores
 from structgp.structures.semirings import draw
 
 IMPOSSIBLE = -1e30
-"""Score of what is impossible while labels change: from a labelling with impossible parts, moves lead
-out."""
+"""Score in place of -inf while labels change, so that moves lead out of a labelling with impossible
+parts."""
 
 
 @dataclass(frozen=True)
 class Edge:
-    """Tuples of one template of which one variable, at ``place``, is in a block. at : (Q,) the tuples.
-    variables : (Q, a) of each. to : (Q,) where in the block."""
+    """Tuples of one template that have one variable in a block, the one at ``place``. at : (Q,) the tuples.
+    variables : (Q, a) the variables of each. to : (Q,) the position of that variable in the block."""
 
     template: int
     place: int
@@ -42,8 +43,8 @@ class Edge:
 
 @dataclass(frozen=True)
 class Block:
-    """variables : (L,) of all examples. edges : tuples that others have a part in. inside : the layout with
-    no tuples but those within the block, None if there are none."""
+    """variables : (L,) its variables, of all examples. edges : tuples with one variable in the block.
+    inside : the layout with only those tuples that lie within the block, None if there are none."""
 
     variables: Tensor
     edges: tuple[Edge, ...]
@@ -51,7 +52,7 @@ class Block:
 
 
 def blocks_of(layout: GraphLayout, by: str) -> list[Block]:
-    """by : 'colour' or 'forest'."""
+    """The blocks of a batch. by : 'colour' or 'forest'."""
     B, N = layout.mask.shape
     number = torch.full((B, N), -1)
     find = colours if by == "colour" else induced_forests
@@ -82,8 +83,8 @@ def _block(layout: GraphLayout, member: Tensor) -> Block:
 
 
 def conditional_scores(block: Block, layout: GraphLayout, scores: Scores, y: Tensor) -> Tensor:
-    """(S, L, V) scores of the labels of a block, given the labels y (S, B N) of the others; without what
-    joins the variables of the block."""
+    """(S, L, V) scores of the labels of a block, given the labels y (S, B N) of the others; without tuples
+    within the block."""
     f, *tables = scores
     total = f.flatten(1, 2)[:, block.variables].clamp(min=IMPOSSIBLE)
     draws = torch.arange(len(f), device=f.device)[:, None, None]
@@ -109,7 +110,8 @@ def conditional_scores(block: Block, layout: GraphLayout, scores: Scores, y: Ten
 def improved(
     layout: GraphLayout, scores: Scores, y: Tensor, blocks: Sequence[Block], sweeps: int
 ) -> Tensor:
-    """y (S, B, N) after each block in turn took its best labels given the others, until nothing changes."""
+    """y (S, B, N) after each block in turn has taken its best labels given the others, until nothing
+    changes, at most ``sweeps`` times."""
     shape, y = y.shape, y.flatten(1).clone()
     for _ in range(sweeps):
         before = y.clone()
@@ -133,8 +135,8 @@ def gibbs_sweep(
     generator: torch.Generator,
     chance: Tensor | None = None,
 ) -> Tensor:
-    """y (S, B, N) after each block in turn was drawn given the others; ``chance`` (S, B, N, V) is set to
-    the probabilities that each label had."""
+    """y (S, B, N) after each block in turn has been drawn given the others; ``chance`` (S, B, N, V) is set
+    to the probabilities that each label had."""
     shape, y = y.shape, y.flatten(1).clone()
     p = None if chance is None else chance.view(len(y), -1, chance.shape[-1])
     for block in blocks:
@@ -163,7 +165,7 @@ def _joint(block: Block, scores: Scores, h: Tensor) -> tuple[GraphProgram, list[
 
 
 def total_score(layout: GraphLayout, scores: Scores, y: Tensor) -> Tensor:
-    """(S, B) of labellings y (S, B, N), one per draw."""
+    """(S, B) scores of labellings y (S, B, N), one per draw."""
     f, *tables = scores
     total = torch.where(layout.mask, f.gather(-1, y[..., None]).squeeze(-1), 0).sum(-1)
     for g, t in zip(tables, layout.tuples, strict=True):

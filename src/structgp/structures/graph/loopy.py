@@ -1,13 +1,13 @@
-"""Loopy belief propagation: the Bethe approximation of log Z, for answers about graphs too wide to sum
-over.
+"""Loopy belief propagation: the Bethe approximation of log Z, for graphs too wide to sum over.
 
 Messages pass between variables and factors, all at once and damped, until they hardly change. Beliefs are
 then often close to the marginals, closer than tree-reweighted ones where couplings are weak; but the
-approximation is no bound, is not convex in the scores, and messages may not settle. On forests all is
-exact.
+approximation is not a bound and not convex in the scores, and messages may not settle. On forests
+everything is exact.
 
 log Z ~ sum_n log sum b_n + sum_e log sum b_e - sum_(e, n in e) log sum_y m_en m_ne, which is stationary in
-the messages where they have settled: its gradient in the scores, messages held, is the beliefs.
+the messages once they have settled: with the messages held fixed, its gradient in the scores is the
+beliefs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from structgp.structures.graph.local_moves import blocks_of, improved
 from structgp.structures.program import Scores
 from structgp.structures.semirings import LOG, Semiring
 
-Sent = list[list[Tensor]]  # for each template and place (S, B, E, size)
+Sent = list[list[Tensor]]  # for each template and place, (S, B, E, size)
 
 
 @dataclass(frozen=True)
 class Loopy(GraphProgram):
-    """sweeps : at most so many. tolerance : largest change of a node's beliefs in a sweep at which messages
-    count as settled. damping : share of the last message that a new one keeps."""
+    """sweeps : largest number of sweeps. tolerance : largest change of a node's beliefs in a sweep at which
+    messages count as settled. damping : share of the old message that a new one keeps."""
 
     sweeps: int = 200
     tolerance: float = 1e-6
@@ -75,7 +75,7 @@ class Loopy(GraphProgram):
         return self._solution(belief, given, told, tables, done, change)
 
     def _beliefs(self, f: Tensor, told: Sent) -> Tensor:
-        """(S, B, N, V) scores of nodes and all that factors tell them."""
+        """(S, B, N, V) scores of nodes plus all messages that they get from factors."""
         belief = f.clone()
         for t, messages in zip(self.layout.tuples, told, strict=True):
             for j, message in enumerate(messages):
@@ -95,7 +95,7 @@ class Loopy(GraphProgram):
                     x = x if i == j else x + _at_place(message, i, t.arity)
                 x = x.movedim(3 + j, 3).flatten(4).logsumexp(-1) if t.arity > 1 else x
                 x = x - _finite(x.amax(-1, keepdim=True))
-                # -inf is kept at once, whatever the damping.
+                # -inf takes effect at once, whatever the damping.
                 mixed = torch.where(old > -torch.inf, self.damping * old + (1 - self.damping) * x, x)
                 new.append(mixed)
             passed.append(new)
@@ -148,13 +148,13 @@ class Loopy(GraphProgram):
 
 
 def _heard(belief: Tensor, t: Tuples, messages: list[Tensor]) -> list[Tensor]:
-    """For each place (S, B, E, size) what the variable there tells the factor: what it believes, less what
-    it was told by it. 0 at padding."""
+    """For each place, (S, B, E, size) the message from the variable there to the factor: the belief of the
+    variable, less the factor's message to it. 0 at padding."""
     heard = []
     for j, message in enumerate(messages):
         at = t.index[None, ..., j, None].expand(*message.shape[:3], belief.shape[-1])
         x = belief.gather(2, at)[..., t.first[j] : t.first[j] + t.sizes[j]] - message
-        # -inf less -inf: the factor rules it out by itself.
+        # Instead of -inf less -inf: the factor itself rules the label out.
         x = torch.where(message > -torch.inf, x, -torch.inf)
         x = x - _finite(x.amax(-1, keepdim=True))
         heard.append(torch.where(t.mask[..., None], x, 0))
@@ -162,7 +162,7 @@ def _heard(belief: Tensor, t: Tuples, messages: list[Tensor]) -> list[Tensor]:
 
 
 def _at_place(message: Tensor, place: int, arity: int) -> Tensor:
-    """(S, B, E, size) as it is added to tables (S, B, E, *sizes)."""
+    """A message (S, B, E, size), shaped to be added to tables (S, B, E, *sizes)."""
     return message.reshape(*message.shape[:3], *[1] * place, -1, *[1] * (arity - 1 - place))
 
 

@@ -1,9 +1,10 @@
-"""A lower bound of log Z: structured mean field, over trees that no other factor has two variables of.
+"""A lower bound of log Z by structured mean field, over trees that share at most one variable with any
+other factor.
 
-For a distribution q that the trees are independent under, log Z >= E_q[score] + H(q). With q the forest of
-the trees' own tables and node scores h, that is log Z_forest(h) - E_q[h - f] + E_q[scores of the other
-factors], where the last expectation needs node marginals only. The best h has, at each node, f plus what
-the other factors are expected to add; each round takes it from the marginals of the last.
+For a distribution q under which the trees are independent, log Z >= E_q[score] + H(q). If q is the forest
+with the trees' own tables and node scores h, this bound is log Z_forest(h) - E_q[h - f] + E_q[scores of the
+other factors], whose last term needs node marginals only. The best h is, at each node, f plus the scores
+that the other factors are expected to add; each round takes these from the marginals of the round before.
 
 Letters as in ``layout``; S draws.
 """
@@ -24,7 +25,7 @@ from structgp.structures.program import Scores
 from structgp.structures.semirings import LOG
 
 ROUNDS = 10
-"""Rounds of updates: on Potts grids of 6 x 6 with three labels the bound rises no more after about five."""
+"""Number of updates; on Potts grids of 6 x 6 with three labels the bound stops rising after about five."""
 
 
 class MeanField:
@@ -39,7 +40,7 @@ class MeanField:
         self.others = [replace(t, mask=t.mask & ~x) for t, x in matched]
 
     def lower_bound(self, scores: Scores, node: Tensor, rounds: int = ROUNDS) -> Tensor:
-        """(S, B), from node marginals (S, B, N, V) to start with."""
+        """(S, B) the bound, starting from node marginals (S, B, N, V)."""
         f, *tables = scores
         best = f.new_full(f.shape[:2], -torch.inf)
         for _ in range(rounds):
@@ -55,8 +56,8 @@ class MeanField:
         return best
 
     def _expected(self, tables: Scores, node: Tensor) -> tuple[Tensor, Tensor]:
-        """(S, B, N, V) what factors outside the trees add to each label, expected over their other
-        variables, and (S, B) their expected scores."""
+        """(S, B, N, V) the score that factors outside the trees add to each label, in expectation over
+        their other variables, and (S, B) the expected total of these factors."""
         added = torch.zeros_like(node)
         total = node.new_zeros(node.shape[:2])
         for g, t in zip(tables, self.others, strict=True):

@@ -18,15 +18,15 @@ from structgp.structures.program import Scores
 from structgp.threads import share
 
 LEAST_DRAWS = 3
-"""Draws from which on they go side by side, some of the eight places idle. With 11 labels and three draws
-this took .7 of the time of one after the other for a shared table, and as long for a table per edge; with
-two, as long for both."""
+"""Smallest number of draws that go side by side, even if some of the eight lanes are idle. With 11 labels
+and three draws, this took .7 of the time of one after the other for a shared table, and as long for a table
+per edge; with two draws, as long for both."""
 
 
 def solve_compiled(
     cover: PathCover, f: Tensor, tables: Scores, sweeps: int, tolerance: float, split: Tensor | None
 ) -> Solution | None:
-    """``PathCover.solve``; None where numbers vanish in probability space, or nothing is possible."""
+    """``PathCover.solve``; None if numbers vanish in probability space, or nothing is possible."""
     plan, layout, (S, B, N, V) = cover.plan, cover.layout, f.shape
     shared = tuple(is_shared(g, t) for g, t in zip(tables, layout.tuples, strict=True))
     first_edge = np.searchsorted((plan.ends[:, 0] // N).numpy(), np.arange(B + 1))

@@ -1,5 +1,5 @@
 """``PathCover.solve`` as one kernel launch (``path_fused_kernels``), on GPUs and where Triton's interpreter
-is on. Step by step as torch operations, a grid of H x W would need 2 (H + W) launches per sweep."""
+is on. As torch operations, step by step, a grid of H x W would need 2 (H + W) launches per sweep."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from structgp.structures.graph.path_sweeps import PathCover, centred
 from structgp.structures.program import Scores
 
 MOST_NUMBERS = 16_384
-"""Of the tables of one step that a program holds at once, one per forest."""
+"""Largest count of numbers in the tables of one step, one per forest, that a program can hold at once."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """Where the kernel finds what it needs. source, scale, turned : (U,) of each of U different tables its
-    row in the pool, what it is multiplied with, and whether it is transposed. slot, out_row, share, flip :
-    (M,) of each edge its table, the row of its gradient, 1 / (forests that have it), and whether that
-    gradient is transposed. n_rows : rows of gradients."""
+    """Index tensors of the kernel. source, scale, turned : (U,) for each of U different tables its row in
+    the pool, the factor it is multiplied by, and True if it is transposed.
+    slot, out_row, share, flip : (M,) for each edge its table, the row of its gradient, 1 / (forests that
+    have it), and true if that gradient is transposed. n_rows : number of rows of gradients."""
 
     source: Tensor
     scale: Tensor
@@ -63,7 +63,7 @@ class Index:
         )
 
     def tables(self, pool: Tensor) -> tuple[Tensor, Tensor]:
-        """(S, U, V, V) exp of the tables, earlier variable first, less their largest scores (S, U)."""
+        """(S, U, V, V) exp of the tables less their maxima, earlier variable first; the maxima (S, U)."""
         found = pool[:, self.source].double()
         found = torch.where(self.turned[:, None, None], found.mT, found).contiguous()
         found.mul_(self.scale[:, None, None])
@@ -73,7 +73,7 @@ class Index:
 
 
 def supports(cover: PathCover, f: Tensor) -> bool:
-    """Whether scores f (S, B, N, V) of a cover can be taken here."""
+    """True if the kernel can take scores f (S, B, N, V) of this cover."""
     size = padded(cover.plan.into.shape[1]) * padded(f.shape[-1]) ** 2
     on_kernels = f.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     return (
@@ -87,14 +87,14 @@ def _is_there() -> bool:
 
 
 def padded(n: int) -> int:
-    """n as the kernel holds it, a power of 2."""
+    """n padded as the kernel needs it, to a power of 2."""
     return max(2, 1 << (n - 1).bit_length())
 
 
 def solve_fused(
     cover: PathCover, f: Tensor, tables: Scores, sweeps: int, tolerance: float, split: Tensor | None
 ) -> Solution | None:
-    """``PathCover.solve``; None where numbers vanish in probability space, or nothing is possible. All in
+    """``PathCover.solve``; None if numbers vanish in probability space, or nothing is possible. All in
     float64. Cost O(S M K V^2) for one sweep, memory O(S (U V^2 + B N K V)) for U different tables."""
     from structgp.structures.graph.path_fused_kernels import sweep_kernel
 

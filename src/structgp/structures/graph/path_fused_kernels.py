@@ -1,9 +1,9 @@
-"""The sweeps of ``path_sweeps`` as one Triton kernel: a program has one example of one draw, from its first
-sweep to its gradients.
+"""The sweeps of ``path_sweeps`` as one Triton kernel: each program takes one example of one draw, from its
+first sweep to its gradients.
 
 As in ``path_loops``, messages are probabilities, and variables go in the order of their places. All forests
-of a variable go together: a step is KP products of a table by a vector. Scratch arrays lie in global
-memory; a program reads only what it has written itself, with a barrier between.
+of a variable are done together: a step is KP products of a table by a vector. Scratch arrays are in global
+memory; a program reads only what it has written itself, after a barrier.
 
 Letters: KP forests and VP labels, padded to powers of 2. A variable is known by its place b N + n.
 
@@ -16,7 +16,7 @@ import triton.language as tl
 
 @triton.jit
 def _message(node, told, place, k, v, forests, inside, V: tl.constexpr):
-    """(KP, VP) node times told at one place of each forest, scaled to sum to 1, and (KP,) those sums."""
+    """(KP, VP) node times told at one place of each forest, scaled to sum to 1; (KP,) the sums before."""
     at = (place * forests + k)[:, None] * V + v[None, :]
     a = tl.load(node + at, mask=inside, other=0.0) * tl.load(told + at, mask=inside, other=0.0)
     total = tl.sum(a, 1)
@@ -28,7 +28,7 @@ def _tell(
     side, END: tl.constexpr, n, ends, slot, table, node, told, k, v, real, forests,
     V: tl.constexpr, VP: tl.constexpr,
 ):  # fmt: skip
-    """(KP, VP) what the neighbour of variable n on one side says of it in each forest; 1 where there is
+    """(KP, VP) the message to variable n from its neighbour on one side in each forest; 1 if there is
     none."""
     edge = tl.load(side + n * forests + k, mask=real, other=-1)
     has = edge >= 0
@@ -49,8 +49,9 @@ def _tell(
 
 @triton.jit
 def _agree(at, node, top, tops, x, inside, real, n_forests, LEAST: tl.constexpr):
-    """Moves the node scores at ``at`` so that their marginals, x (KP, VP) scaled, become their geometric
-    mean. The largest difference to their mean before, and whether all could be scaled."""
+    """Moves the node scores at ``at`` so that the marginals of all forests, x (KP, VP) scaled, become their
+    geometric mean. Returns the largest difference from their mean before, and whether all could be
+    scaled."""
     total = tl.sum(x, 1)
     ok = tl.min(tl.where(real, total, 1.0), 0) > 0
     p = x / tl.where(total > 0, total, 1.0)[:, None]
@@ -82,7 +83,7 @@ def _edge_gradient(
         labels = (v < V)[:, None] & (u < V)[None, :]
         places = v[:, None] * V + u[None, :]
         x = tl.load(table + tl.load(slot + edge) * V * V + places, mask=labels, other=0.0)
-        # One row: sums over it turn (1, VP) to (VP,).
+        # There is only one row: sums over it turn (1, VP) into (VP,).
         x = x * tl.sum(before, 0)[:, None] * tl.sum(after, 0)[None, :]
         total = tl.sum(tl.sum(x, 1), 0)
         x = x * (tl.load(share + edge) / tl.where(total > 0, total, 1.0))

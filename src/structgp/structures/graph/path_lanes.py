@@ -1,9 +1,8 @@
 """The sweeps of ``path_loops`` for eight draws of an example side by side, where at most two forests cover
 it.
 
-Most of the time goes to vectors of as many numbers as there are labels, too few to fill vector
-instructions; eight draws fill them whatever the number of labels. A group goes on until all of its draws
-have converged.
+Most of the time goes into vectors with one number per label, too short to fill vector instructions; eight
+draws fill them whatever the number of labels. A group of draws goes on until all of them have converged.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contrac
 
 @_compiled
 def room(n: int) -> Any:
-    """n numbers that begin where a cache line does."""
+    """An array of n numbers that begins where a cache line does."""
     whole = np.empty(n + LANES)
     first = (-(whole.ctypes.data // 8)) % LANES
     return whole[first : first + n]
@@ -60,7 +59,7 @@ def log_in_place(x: Any) -> None:
 
 @_compiled
 def _message(node: Any, other: Any, at: int, V: int, a: Any, total: Any, factor: Any) -> None:
-    """a (V, 8) <- node other at ``at``, scaled to sum to 1; total (8,) what it was divided by."""
+    """a (V, 8) <- node other at ``at``, scaled to sum to 1; total (8,) <- the sum before."""
     for v in range(V):
         multiply(a, 8 * v, node, at + 8 * v, other, at + 8 * v)
     row_sum(total, 0, V, a, 0)
@@ -71,8 +70,8 @@ def _message(node: Any, other: Any, at: int, V: int, a: Any, total: Any, factor:
 
 @_compiled
 def _times(tables: Any, j: int, step: int, across: int, V: int, a: Any, out: Any, o: int) -> None:
-    """out (V, 8) <- a table times a. step, across : from a number of a row to the next, and to the next
-    row."""
+    """out (V, 8) <- a table times a. step, across : distance from a number to the next in its row, and to
+    the next row."""
     row = 0
     while row + 4 <= V:
         four_dots(out, o + 8 * row, V, a, tables, j + across * row, step, across)
@@ -87,7 +86,7 @@ def _tell(
     n: int, K: int, most: int, V: int, forth: bool, side: Any, ends: Any, slot: Any, start: int, tables:
     Any, node: Any, told: Any, a: Any, total: Any, factor: Any,
 ) -> None:  # fmt: skip
-    """Renews what all that comes before variable n says of it, or all that follows."""
+    """Renews the messages to variable n from all before it (``forth``), or from all that follows."""
     for k in range(K):
         edge, at = side[start + n, k], (n * most + k) * 8 * V
         if edge < 0:
@@ -117,7 +116,7 @@ def _move(
 
 @_compiled
 def _rescale(n: int, K: int, most: int, V: int, node: Any, top: Any, high: Any, low: Any) -> None:
-    """Keeps node scores where numbers neither overflow nor vanish."""
+    """Keeps node scores in a range where they neither overflow nor vanish."""
     for k in range(K):
         at = (n * most + k) * V * 8
         extremes(high, low, V, node, at)
@@ -204,8 +203,8 @@ def _keep_split(
 def _add_joint(
     tables: Any, e: int, V: int, a: Any, c: Any, share: float, joint: Any, total: Any, sums: Any
 ) -> None:
-    """sums of table e (V, V, 8) += share times the marginals of an edge: a (V, 8), table, c (V, 8),
-    scaled."""
+    """sums of table e (V, V, 8) += share times the marginals of an edge: a (V, 8) times table times c
+    (V, 8), scaled to sum to 1."""
     first = e * 8 * V * V
     total[:] = 0.0
     for i in range(V):
@@ -227,8 +226,8 @@ def _sweep(
     tables: Any, node: Any, prior: Any, beta: Any, top: Any, a: Any, total: Any, factor: Any, gap: Any,
     high: Any, low: Any,
 ) -> bool:  # fmt: skip
-    """Forth and back over the variables of one example; gap (8,) <- the largest on the way back. False if a
-    draw has no label left."""
+    """Goes forth and back over the variables of one example; gap (8,) <- the largest gap on the way back.
+    False if a draw has no label left."""
     ok = True
     for n in range(len(there)):
         if there[n]:
@@ -272,8 +271,8 @@ def solve_lanes(
     tolerance: float, log_z: Any, nodes: Any, joints: Any, out_row: Any, gaps: Any, taken: Any, failed: Any,
     first: int, last: int,
 ) -> None:  # fmt: skip
-    """Units first..last of groups of draws and examples, group by group; else as ``path_loops.solve``, with
-    zeros in nodes at first. Places of a group that no draw is left for repeat the last one."""
+    """Solves units first..last, each a group of draws of one example, group by group; else as
+    ``path_loops.solve``, but nodes must start as zeros. Lanes without a draw repeat the last one."""
     (S, B, N, V), most = f.shape, into.shape[1]
     node, prior, beta = room(N * most * V * 8), room(N * most * V * 8), room(N * most * V * 8)
     tables, sums, joint = room(n_slots * V * V * 8), room(n_slots * V * V * 8), room(V * V * 8)

@@ -3,7 +3,7 @@ space.
 
 All messages of an example stay in the nearest caches, tables are exponentiated once for all sweeps, and
 each example stops when it has converged. Variables go in the order of their places, which is an order of
-levels too, so that the numbers agree with ``PathSweeps`` but for rounding. Within the loops all is float64.
+levels too, so that the numbers agree with ``PathSweeps`` up to rounding. Within the loops, all is float64.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _reordered = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contra
 
 @_reordered
 def _times(tables: Any, slot: int, a: Any, out: Any, n: int, k: int) -> None:
-    """out[n, k] <- tables[slot] a, four rows at a time: a number that is loaded serves all of them."""
+    """out[n, k] <- tables[slot] a, four rows at a time: a number, once loaded, serves all of them."""
     V, row = len(a), 0
     while row + 4 <= V:
         w = x = y = z = 0.0
@@ -44,7 +44,7 @@ def _times(tables: Any, slot: int, a: Any, out: Any, n: int, k: int) -> None:
 
 @_reordered
 def _message(node: Any, other: Any, n: int, k: int, out: Any) -> float:
-    """out (V,) <- node[n, k] other[n, k], scaled to sum to 1; what it was divided by."""
+    """out (V,) <- node[n, k] other[n, k], scaled to sum to 1; returns the sum before."""
     total = 0.0
     for v in range(len(out)):
         out[v] = node[n, k, v] * other[n, k, v]
@@ -58,7 +58,7 @@ def _message(node: Any, other: Any, n: int, k: int, out: Any) -> float:
 
 @_compiled
 def exponentiate(x: Any, scale: float, flip: bool, out: Any) -> float:
-    """out (V, V) <- exp(scale x - top), transposed if ``flip``; the top."""
+    """out (V, V) <- exp(scale x - top), transposed if ``flip``; returns the top."""
     V, top = len(x), -np.inf
     for i in range(V):
         for j in range(V):
@@ -79,7 +79,7 @@ def exponentiate(x: Any, scale: float, flip: bool, out: Any) -> float:
 
 @_reordered
 def _marginals(node: Any, prior: Any, beta: Any, n: int, K: int, p: Any) -> bool:
-    """p (K, V) <- of each forest at variable n; False if one has no label left."""
+    """p (K, V) <- marginals of each forest at variable n; False if one has no label left."""
     for k in range(K):
         total = 0.0
         for v in range(p.shape[1]):
@@ -96,7 +96,7 @@ def _marginals(node: Any, prior: Any, beta: Any, n: int, K: int, p: Any) -> bool
 @_compiled
 def agree(node: Any, top: Any, p: Any, n: int, K: int) -> float:
     """Moves the node scores exp(h - top) of variable n so that its marginals p become their geometric mean;
-    the largest difference to their mean before."""
+    returns the largest difference from their mean before."""
     V, gap = p.shape[1], 0.0
     if K == 2:
         for v in range(V):
@@ -119,7 +119,7 @@ def agree(node: Any, top: Any, p: Any, n: int, K: int) -> float:
         most = 0.0
         for v in range(V):
             most = max(most, node[n, k, v])
-        if most > 0 and not 1e-60 < most < 1e60:  # a logarithm costs more than the test whether it can wait
+        if most > 0 and not 1e-60 < most < 1e60:  # a test costs less than a logarithm that can wait
             top[n, k] += np.log(most)
             for v in range(V):
                 node[n, k, v] /= most
@@ -130,7 +130,7 @@ def agree(node: Any, top: Any, p: Any, n: int, K: int) -> float:
 def _back(
     n: int, K: int, out: Any, ends: Any, slot: Any, start: int, tables: Any, node: Any, beta: Any, a: Any
 ) -> None:
-    """Renews what all that follows says of variable n."""
+    """Renews the messages to variable n from all that follows it."""
     for k in range(K):
         edge = out[start + n, k]
         if edge < 0:
@@ -154,7 +154,7 @@ def _forth(
     prior: Any,
     a: Any,
 ) -> None:
-    """Renews what all that comes before says of variable n."""
+    """Renews the messages to variable n from all that comes before it."""
     for k in range(K):
         edge = into[start + n, k]
         if edge < 0:
@@ -210,10 +210,10 @@ def solve(
     tolerance: float, log_z: Any, nodes: Any, joints: Any, out_row: Any, gaps: Any, taken: Any, failed: Any,
     first: int, last: int,
 ) -> None:  # fmt: skip
-    """Units first..last of draws and examples, draw by draw. Arrays as in ``PathPlan``, and: pool (S, R, V,
-    V) tables; row (M,) which one an edge has; slot (M,) edges of an example with the same slot share it;
-    count (B,) forests; times (M,) forests that have the edge; out_row (M,) where in joints (S, R', V, V)
-    its gradient goes. split (S, B N, K, V) is read if ``warm``, and written."""
+    """Solves units first..last of draws and examples, draw by draw. Arrays as in ``PathPlan``, and: pool
+    (S, R, V, V) tables; row (M,) the table of each edge; slot (M,) edges of an example with the same slot
+    share a table; count (B,) forests; times (M,) forests that have the edge; out_row (M,) where in joints
+    (S, R', V, V) its gradient goes. split (S, B N, K, V) is read if ``warm``, and written."""
     (B, N, V), most = f.shape[1:], into.shape[1]
     node, prior, beta = np.empty((N, most, V)), np.empty((N, most, V)), np.empty((N, most, V))
     p, joint, top, a = np.empty((most, V)), np.empty((V, V)), np.empty((N, most)), np.empty(V)

@@ -1,11 +1,12 @@
 """The tree-reweighted bound over forests of monotone paths, by sweeps over the variables.
 
 log Z(f, g) <= sum_k w_k log Z_k(f + d_k, g_k) with sum_k w_k d_k = 0 for each variable and label, w_k = 1 /
-K, and tables of forest k scaled by K / (number of forests that have the edge). The bound falls most along
-one variable when its marginals in all forests are made their geometric mean: d_k += mean_j log p_j - log
-p_k. A sweep does so for each variable in turn, forth and back (Kolmogorov's order; Meltzer, Globerson and
-Weiss, 2009); messages along the paths are renewed on the way, so that the bound never rises. Variables of
-one level have no edge in common and go together: a grid of H x W needs H + W - 1 steps each way.
+K, and tables of forest k scaled by K / (number of forests that have the edge). If one variable alone may
+change, the bound falls most when its marginals in all forests are made their geometric mean: d_k += mean_j
+log p_j - log p_k. A sweep does this for each variable in turn, forth and back (Kolmogorov's order; Meltzer,
+Globerson and Weiss, 2009); messages along the paths are renewed on the way, so that the bound never rises.
+Variables of one level have no edge in common and are updated together: a grid of H x W needs H + W - 1
+steps each way.
 
 Letters: as in ``layout``; M edges of all examples and templates together, K forests. A variable is known by
 its place b N + n.
@@ -28,16 +29,17 @@ from structgp.structures.graph.forests import levels
 from structgp.structures.program import Scores
 
 WORTH_COMPILING = 10_000
-"""S B N V^2 from which compiled loops are used: tiny problems never wait for numba to start. Less than for
-chains, since there are many sweeps."""
+"""Smallest S B N V^2 at which compiled loops are used: tiny problems never wait for numba to start. Less
+than for chains, since there are many sweeps."""
 
 
 @dataclass(frozen=True)
 class PathPlan:
-    """weight : (B, K) of the forests of each example, 0 at padding. into, out : (B N, K) the edge that
-    leads into a variable in a forest, and out of it; -1 for none. ends : (M, 2) earlier and later variable.
-    template, place : (M,) which tuple it is, b E + e. flip : (M,) true where the tuple names the later
-    variable first. scale : (M,) what its table is multiplied with. levels : variables, level by level."""
+    """weight : (B, K) weights of the forests of each example, 0 at padding. into, out : (B N, K) the edge
+    that leads into a variable in a forest, and the one out of it; -1 for none. ends : (M, 2) earlier and
+    later variable of each edge. template, place : (M,) its template and its tuple, b E + e. flip : (M,)
+    true where the tuple names the later variable first. scale : (M,) factor of its table.
+    levels : variables, level by level."""
 
     weight: Tensor
     into: Tensor
@@ -51,7 +53,7 @@ class PathPlan:
 
     @staticmethod
     def of(layout: GraphLayout, covers: list[list[list[int]]]) -> PathPlan:
-        """covers : for each example the forests, lists of positions in ``factors_of`` it."""
+        """covers : for each example its forests, lists of positions in its ``factors_of``."""
         B, N = layout.mask.shape
         K = max([1, *map(len, covers)])
         into, out, weight = np.full((B * N, K), -1), np.full((B * N, K), -1), np.zeros((B, K))
@@ -94,7 +96,7 @@ class PathPlan:
 
 
 class PathCover:
-    """Examples whose factors all have two variables. covers : as in ``PathPlan.of``."""
+    """A cover of examples whose factors all have two variables. covers : as in ``PathPlan.of``."""
 
     def __init__(self, layout: GraphLayout, rows: Tensor, covers: list[list[list[int]]]) -> None:
         self.rows, self.layout = rows, layout.rows(rows)
@@ -111,7 +113,7 @@ class PathCover:
         return walk.run(sweeps, tolerance, self, tables)
 
     def _quick_way(self, f: Tensor) -> Any:
-        """One kernel, compiled loops, or None where neither can be had or the problem is tiny."""
+        """The solver by a kernel or by compiled loops; None if neither is there or the problem is tiny."""
         from structgp.structures.graph import path_fused
 
         if path_fused.supports(self, f):
@@ -134,8 +136,8 @@ class PathCover:
         return found.mul_(plan.scale[:, None, None].to(found))
 
     def table_slopes(self, joint: Tensor, tables: Scores) -> tuple[Tensor, ...]:
-        """From gradients in the unscaled table of each edge (S, M, V, V), earlier variable first, those in
-        the tables: by tuple, or by example for a shared one."""
+        """Gradients in the tables, by tuple or, for a shared table, by example. joint : (S, M, V, V)
+        gradients in the unscaled table of each edge, earlier variable first."""
         plan, S, slopes = self.plan, len(joint), []
         joint = torch.where(plan.flip[:, None, None], joint.mT, joint)
         for at, t, g in zip(self._of_template, self.layout.tuples, tables, strict=True):
@@ -150,13 +152,13 @@ class PathCover:
 
     @cached_property
     def _of_template(self) -> list[Tensor]:
-        """For each template its edges."""
+        """The edges of each template."""
         return [(self.plan.template == t).nonzero()[:, 0] for t in range(len(self.layout.tuples))]
 
 
 @cache
 def compiled_loops() -> Any:
-    """``path_compiled.solve_compiled``; None where numba is not installed, or cannot work with what is."""
+    """``path_compiled.solve_compiled``; None if numba is not installed or does not work here."""
     try:
         from structgp.structures.graph.path_compiled import solve_compiled
     except (ImportError, OSError, RuntimeError, SystemError):
@@ -165,13 +167,13 @@ def compiled_loops() -> Any:
 
 
 class PathSweeps:
-    """The sweeps in log space, as torch operations: any scores, -inf included. Cost O(S M K V^2) for one
-    sweep, memory O(S (M V^2 + B N K V))."""
+    """The sweeps in log space, as torch operations, for any scores, -inf included. Cost O(S M K V^2) for
+    one sweep, memory O(S (M V^2 + B N K V))."""
 
     def __init__(
         self, plan: PathPlan, mask: Tensor, f: Tensor, tables: Tensor, split: Tensor | None
     ) -> None:
-        """f : (S, B, N, V). tables : ``edge_tables``. split : (S, B N, K, V) where d starts, zeros if
+        """f : (S, B, N, V). tables : ``edge_tables``. split : (S, B N, K, V) starting value of d, zeros if
         None."""
         self.plan, self.tables, self.mask, (_, N) = plan, tables, mask, mask.shape
         self.weight = plan.weight.to(f).repeat_interleave(N, 0)[..., None]  # (B N, K, 1)
@@ -193,7 +195,7 @@ class PathSweeps:
         S, (B, N), V = len(self.h), self.mask.shape, self.h.shape[-1]
         there = self.mask.flatten()[:, None]
         p = torch.where(there[..., None], self._log_p(slice(None)).exp(), 0)
-        # A path's total stands at its end.
+        # The total of a path is found at its end.
         last = (self.plan.out < 0) & there & (self.weight[..., 0] > 0)
         total = torch.where(last, (self.h + self.alpha).logsumexp(-1) * self.weight[..., 0], 0)
         return Solution(
@@ -206,7 +208,7 @@ class PathSweeps:
         )
 
     def _go(self, *, forth: bool, move: bool) -> None:
-        """Renews the messages of one direction, and d with them if ``move``."""
+        """Renews the messages of one direction, and also d if ``move``."""
         plan, S, V = self.plan, len(self.h), self.h.shape[-1]
         side, told = (plan.into, self.alpha) if forth else (plan.out, self.beta)
         for at in plan.levels if forth else reversed(plan.levels):
@@ -250,5 +252,5 @@ class PathSweeps:
 
 
 def centred(x: Tensor, weight: Tensor) -> Tensor:
-    """x (S, L, K, V) less its mean over forests by weight (L, K, 1); 0 where that is 0."""
+    """x (S, L, K, V) less its mean over forests, weighted by weight (L, K, 1); 0 where the weight is 0."""
     return torch.where(weight > 0, x - (weight * x).sum(2, keepdim=True), 0)

@@ -1,5 +1,5 @@
-"""Which program sums over the labellings of each example: exact elimination within a budget of table
-entries, the tree-reweighted bound beyond it, or what the user names."""
+"""The choice of a program to sum over the labellings of each example: exact elimination within a budget of
+table entries, the tree-reweighted bound beyond it, or the one that the user names."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from structgp.structures.program import Scores
 from structgp.structures.semirings import Semiring
 
 MOST_ENTRIES = 1 << 15
-"""Table entries per example and draw within which elimination is exact: about a millisecond each time it is
-summed over. A chain of 100 tokens and 9 labels has 8,100; a 6 x 6 grid of 3 labels 30,000. Set by time, not
-on data."""
+"""Largest number of table entries per example and draw at which elimination is used: about a millisecond
+per sum over the labellings. A chain of 100 tokens and 9 labels has 8,100; a 6 x 6 grid of 3 labels 30,000.
+Chosen by computing time, not on data."""
 
 AS_DEAR = 32
-"""Larger examples are summed over exactly if that takes at most so many entries for each one of their own
-tables, about what the sweeps of the tree-reweighted bound cost: a chain of 300 tokens and 9 labels may have
-800,000. Set by time, not on data."""
+"""Table entries per entry of an example's own tables up to which larger examples, too, are summed over
+exactly: about the cost of the sweeps of the tree-reweighted bound. A chain of 300 tokens and 9 labels may
+have 800,000. Chosen by computing time, not on data."""
 
 NAMED: dict[str, Callable[[GraphLayout], GraphProgram]] = {
     "exact": Elimination,
@@ -71,8 +71,8 @@ def _chosen(layout: GraphLayout, n_labels: int, program: str, most_entries: int 
 
 
 def budgets(layout: GraphLayout, most_entries: int | None = None) -> Tensor:
-    """(B,) table entries within which each example is summed over exactly: ``most_entries`` if given, else
-    what ``MOST_ENTRIES`` and ``AS_DEAR`` allow."""
+    """(B,) largest number of table entries at which each example is summed over exactly: ``most_entries``
+    if given, else what ``MOST_ENTRIES`` and ``AS_DEAR`` allow."""
     if most_entries is not None:
         return torch.full((len(layout),), float(most_entries))
     own = torch.zeros(len(layout))
@@ -83,8 +83,8 @@ def budgets(layout: GraphLayout, most_entries: int | None = None) -> Tensor:
 
 @dataclass(frozen=True)
 class Mixed(GraphProgram):
-    """Some examples by one program, others by another. parts : numbers of the examples, and their
-    program."""
+    """Sums over some examples by one program, over others by another. parts : for each program, the numbers
+    of its examples, and the program."""
 
     parts: tuple[tuple[Tensor, GraphProgram], ...] = ()
 
@@ -96,7 +96,7 @@ class Mixed(GraphProgram):
         return replace(self, parts=tuple((rows, program.climbing()) for rows, program in self.parts))
 
     def _join(self, ask: Callable[[GraphProgram, Scores], Any], scores: Scores, dim: int = 1) -> Any:
-        """What every part answers, put together in the order of the examples."""
+        """The answers of all parts, put together in the order of the examples."""
         found = [ask(program, self._some(scores, rows)) for rows, program in self.parts]
         order = torch.cat([rows for rows, _ in self.parts]).argsort().to(scores[0].device)
         if isinstance(found[0], Tensor):

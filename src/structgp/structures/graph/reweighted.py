@@ -1,13 +1,13 @@
 """The tree-reweighted bound (Wainwright, Jaakkola and Willsky, 2005): log Z from above, for graphs too wide
 to sum over.
 
-log Z(f, g) <= sum_k w_k log Z_k(f + d_k, g_k): a weighted mean over forests that together have every
-factor, convex in the scores, with the split d of node scores chosen to make it small. Its gradient at the
-best split is what the forests agree on: marginals of every node and tuple. Where the graph is a forest, all
-is exact.
+log Z(f, g) <= sum_k w_k log Z_k(f + d_k, g_k). The bound is a weighted mean over forests that together have
+every factor. It is convex in the scores, and the split d of node scores is chosen to make it small. At the
+best split, its gradient is the marginals of every node and tuple, on which the forests then agree. If the
+graph is a forest, everything is exact.
 
-Examples whose factors all have two variables are covered by paths (``path_sweeps``); others, and graphs
-that paths need many more forests for, by trees (``tree_steps``). On a CPU both are compiled.
+Examples whose factors all have two variables are covered by paths (``path_sweeps``); others, and graphs for
+which paths need many more forests, by trees (``tree_steps``). On a CPU both are compiled.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from structgp.structures.program import Scores
 from structgp.structures.semirings import LOG, Semiring
 
 ENTRIES_AT_ONCE = 1 << 26
-"""Numbers in tables of tuples that are held at once: beyond it, some draws at a time."""
+"""Largest count of numbers in tables of tuples that are held at once; beyond it, some draws at a time."""
 
 SHARPER = (4.0,)
-"""Scores times this, too, are solved to find a good labelling: the marginals then point to the best
-ones."""
+"""Factors by which scores are multiplied in the search for a good labelling: the marginals then point to
+the best ones."""
 
 CLIMBING_SWEEPS, CLIMBING_ERROR = 5, 0.004
-"""Of an optimiser's calls, the most sweeps, and about by how many nats the bound of an example may be off:
-it comes back with scores that hardly differ, and any split gives a bound and its gradient. On TRAINING
-pictures of snakes (60 to fit, 50 left out) a likelihood took 48 microseconds on one core, 76 with 100
-sweeps to a tolerance of 1e-3, and 375 with 100 to 1e-4 from nothing; the NLL of pictures left out was
-.2992, .3008 and .2990, with a standard error of .026. How long a whole fit takes differs by a factor of two
-either way: it depends on when draws are doubled."""
+"""For calls by an optimiser, the largest number of sweeps, and about by how many nats the bound of an
+example may be off: the next call comes with scores that hardly differ, and any split gives a bound and its
+gradient. On TRAINING pictures of snakes (60 to fit, 50 held out) a likelihood took 48 microseconds on one
+core, 76 with 100 sweeps to a tolerance of 1e-3, and 375 with 100 sweeps to 1e-4 without a warm start; the
+NLL of held-out pictures was .2992, .3008 and .2990, with a standard error of .026. The time of a whole fit
+differs by a factor of two either way, depending on when draws are doubled."""
 
 DECODE_SWEEPS = 20
 GIBBS_SWEEPS = 30
@@ -60,13 +60,13 @@ GIBBS_SWEEPS = 30
 
 @dataclass(frozen=True)
 class Reweighted(GraphProgram):
-    """sweeps : at most so many. tolerance : largest difference between a forest's node marginals and their
-    mean at which the split counts as best; the bound is then usually off by about its square per node. warm
-    : start from the split of the last call with as many draws and as many impossible labels: for
-    optimisers, which call with scores that hardly change. Without it a call depends on nothing but its
-    scores. forests : 'paths' where factors have two variables, rows and columns of a grid; or 'trees', as
-    large as possible, for a bound about a quarter closer to log Z at three times the time on a CPU, and
-    more on a GPU."""
+    """sweeps : largest number of sweeps. tolerance : largest difference between a forest's node marginals
+    and their mean at which the split counts as best; the bound is then usually off by about the tolerance
+    squared per node. warm : True to start from the split of the last call with as many draws and as many
+    impossible labels, for optimisers, whose scores hardly change between calls; if False, a call depends on
+    its scores alone. forests : 'paths' where factors have two variables, such as rows and columns of a
+    grid; or 'trees', as large as possible, for a bound about a quarter closer to log Z at three times the
+    time on a CPU, and more on a GPU."""
 
     sweeps: int = 100
     tolerance: float = 1e-4
@@ -83,7 +83,7 @@ class Reweighted(GraphProgram):
             )
 
     def climbing(self) -> Reweighted:
-        """Starts from the split of the last call, and ends sooner."""
+        """This program, but starting from the split of the last call, and ending sooner."""
         tolerance = (CLIMBING_ERROR / max(1, self.layout.mask.shape[1])) ** 0.5
         tolerance, sweeps = max(self.tolerance, tolerance), min(self.sweeps, CLIMBING_SWEEPS)
         found = replace(self, warm=True, tolerance=tolerance, sweeps=sweeps)
@@ -123,7 +123,7 @@ class Reweighted(GraphProgram):
 
     @cached_property
     def covers(self) -> list[Cover]:
-        """Paths where they need at most twice as many forests as trees do."""
+        """Covers by paths where these need at most twice as many forests as trees do, else by trees."""
         by_paths: dict[int, list[list[int]]] = {}
         by_trees: dict[int, list[list[int]]] = {}
         for b, found in enumerate(factors_of(self.layout)):
@@ -156,13 +156,13 @@ class Reweighted(GraphProgram):
 
     def decode(self, scores: Scores) -> Tensor:
         """(S, B, N) a labelling that no change of a block of variables improves, not always the best; 0 at
-        padding. The best of several: from marginals as they are, and of scores ``SHARPER``."""
+        padding. The best found from the marginals of the scores, and of the scores times ``SHARPER``."""
         scores = self._given(self.restrict(scores))
         return self._best_found(scores, self.solve(scores).node)
 
     def sample(self, scores: Scores, generator: torch.Generator) -> Tensor:
         """(S, B, N) one labelling per draw and example, by ``GIBBS_SWEEPS`` sweeps of Gibbs sampling over
-        blocks that are forests, from the labels that are most probable each; 0 at padding."""
+        blocks that are forests, starting from the most probable label of each node; 0 at padding."""
         scores = self._given(self.restrict(scores))
         y = self.solve(scores).node.argmax(-1)
         for _ in range(GIBBS_SWEEPS):
@@ -176,8 +176,9 @@ class Reweighted(GraphProgram):
         return self.best(scores, n)
 
     def entropy(self, scores: Scores) -> Tensor:
-        """(S, B) the mean entropy of the forests, in nats: that of the tree-reweighted bound, close to the
-        distribution's own where the bound is close to log Z. 0 where no labelling is allowed."""
+        """(S, B) the mean entropy of the forests, in nats. It is the entropy that belongs to the
+        tree-reweighted bound, and close to the distribution's own where the bound is close to log Z. 0
+        where no labelling is allowed."""
         return self._entropy(self.restrict(scores))
 
     def _best_found(self, scores: Scores, node: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class TreeIndex:
 
     @staticmethod
     def of(layout: GraphLayout, covers: list[list[list[int]]]) -> TreeIndex:
-        """covers : for each example the forests, lists of positions in ``factors_of`` it, all edges."""
+        """covers : for each example its forests, lists of positions in its ``factors_of``, all edges."""
         B, N = layout.mask.shape
         K = max([1, *map(len, covers)])
         there = layout.mask.cpu().numpy()
@@ -91,15 +91,15 @@ class TreeIndex:
         )
 
 
-Way = list[tuple[int, int]]  # edges, and which way each: 1 from its first variable to its second
+Way = list[tuple[int, int]]  # edges, with the direction of each: 1 from its first variable to its second
 
 
 def _visit(
     order: list[int], forest: list[int], edges: list[tuple[int, int, int, int]]
 ) -> tuple[Way, list[int], list[tuple[int, int, Way]]]:
-    """Variables of a forest in this order: all edges away from the roots, each tree's first variable; the
-    roots; and for every other variable the one of its tree that was before it, itself, and the way to
-    it."""
+    """Visits the variables of a forest in this order. Returns all edges, directed away from the roots,
+    which are the first variables of the trees; the roots; and for every other variable the previous one of
+    its tree, itself, and the way from one to the other."""
     near: dict[int, list[tuple[int, int, int]]] = {}
     for e in forest:
         u, v = edges[e][:2]
@@ -130,7 +130,7 @@ def _visit(
 def _way(
     u: int, v: int, parent: dict[int, tuple[int, int, int]], depth: dict[int, int]
 ) -> list[tuple[int, int]]:
-    """Edges and ways from u to v, of one tree."""
+    """Edges on the way from u to v, of one tree, with their directions."""
     up, down = [], []
     while u != v:
         if depth[u] >= depth[v]:
@@ -143,7 +143,7 @@ def _way(
 
 
 def _flat(lists: list[list[tuple[int, int]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Where each list begins, with the end of the last, and all entries, (n, 2)."""
+    """Where each list begins, and the end of the last; and all entries one after the other, (n, 2)."""
     begin = np.cumsum([0, *map(len, lists)])
     return begin, np.array([x for found in lists for x in found], np.int64).reshape(-1, 2)
 
@@ -156,7 +156,8 @@ def solve_compiled(
     tolerance: float,
     split: Tensor | None,
 ) -> Solution | None:
-    """None where numbers vanish in probability space, or nothing is possible. split : (S, B N, K, V)."""
+    """``TreeCover.solve``; None if numbers vanish in probability space, or nothing is possible.
+    split : (S, B N, K, V)."""
     f, *tables = scores
     S, B, N, V = f.shape
     shared = tuple(is_shared(g, t) for g, t in zip(tables, layout.tuples, strict=True))

@@ -1,9 +1,9 @@
 """The tree-reweighted bound over forests of edges, compiled by numba: one example of one draw at a time.
 
-As in ``path_sweeps`` each variable in turn has its marginals made equal in all forests, forth and back.
+As in ``path_sweeps``, the marginals of each variable in turn are made equal in all forests, forth and back.
 From one variable of a tree to the next, in the order of their places, only the messages on the way between
-them have changed: those are renewed, so that every step is exact and the bound never rises. Within the
-loops all is float64, in probability space, messages scaled so that their largest number is 1.
+them have changed; these are renewed, so that every step is exact and the bound never rises. Within the
+loops, all is float64, in probability space, with messages scaled so that their largest number is 1.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def _product(
     node: Any, told: Any, begin: Any, beside: Any, n: int, k: int, at: int, first: int, skip: int,
     out: Any,
 ) -> None:  # fmt: skip
-    """out (V,) <- scores of variable n in forest k times what its edges tell it, but for edge ``skip``. at
-    : its place in ``begin``; first : the example's first edge."""
+    """out (V,) <- scores of variable n in forest k times the messages of its edges to it, except edge
+    ``skip``. at : its place in ``begin``; first : the example's first edge."""
     for v in range(len(out)):
         out[v] = node[n, k, v]
     for i in range(begin[at], begin[at + 1]):
@@ -38,9 +38,9 @@ def _product(
 @_reordered
 def _send(tables: Any, slot: int, x: Any, told: Any, k: int, e: int, way: int) -> float:
     """told[k, e, way] <- the message of an edge, from its first variable to its second if ``way`` is 1;
-    what it was divided by."""
+    returns its largest number before scaling."""
     V, most, row = len(x), 0.0, 0
-    while row + 4 <= V:  # a number that is loaded serves four rows
+    while row + 4 <= V:  # a number, once loaded, serves four rows
         a = b = c = d = 0.0
         for j in range(V):
             a += tables[slot, way, row, j] * x[j]
@@ -70,7 +70,8 @@ def _renew(
     e: int, way: int, k: int, start: int, e0: int, ends: Any, slot: Any, tables: Any, begin: Any,
     beside: Any, node: Any, told: Any, x: Any,
 ) -> float:  # fmt: skip
-    """The message of edge e, that way; what it was divided by. x (V,) <- what it was made of."""
+    """Renews the message of edge e in direction ``way``; returns its largest number before scaling. Leaves
+    the sender's product in x (V,)."""
     a = ends[e, 1 - way] - start
     _product(node, told, begin, beside, a, k, (start + a) * node.shape[1] + k, e0, e, x)
     return _send(tables, slot[e], x, told, k, e - e0, way)
@@ -81,7 +82,7 @@ def _sweep(
     forth: bool, b: int, K: int, there: Any, e0: int, ends: Any, slot: Any, tables: Any, begin: Any,
     beside: Any, walk_begin: Any, walk: Any, after: Any, node: Any, top: Any, told: Any, p: Any, x: Any,
 ) -> float:  # fmt: skip
-    """All variables of an example in turn; the largest gap met, nan where no label is left."""
+    """Visits all variables of an example in turn; returns the largest gap, or nan if no label is left."""
     N, most, V = node.shape
     gap, start = 0.0, b * N
     for turn in range(N):
@@ -93,7 +94,7 @@ def _sweep(
             at = (start + m) * most + k
             length = 0 if m < 0 else walk_begin[at + 1] - walk_begin[at]
             for i in range(length):
-                # Back is the same way, from its end.
+                # Back, it is the same way from its end.
                 j = walk_begin[at] + (i if forth else length - 1 - i)
                 way = walk[j, 1] if forth else 1 - walk[j, 1]
                 _renew(walk[j, 0], way, k, start, e0, ends, slot, tables, begin, beside, node, told, x)
@@ -109,7 +110,7 @@ def _sweep(
 
 @_compiled
 def _add_joint(tables: Any, slot: int, a: Any, b: Any, times: float, joint: Any, out: Any) -> None:
-    """out (V, V) += the marginals of an edge, over ``times``, from what its ends are told by others."""
+    """out (V, V) += the marginals of an edge, divided by ``times``. a, b : what others tell its ends."""
     total = 0.0
     for i in range(len(a)):
         for j in range(len(b)):
@@ -129,11 +130,12 @@ def solve(
     sweeps: int, tolerance: float, log_z: Any, nodes: Any, joints: Any, out_row: Any, gaps: Any,
     taken: Any, failed: Any, first: int, last: int,
 ) -> None:  # fmt: skip
-    """Units first..last of draws and examples, draw by draw. Most arrays as in ``path_loops.solve``; a
-    place is (b N + n) K + k. begin, beside : for each place its edges in that forest, and which way leads
-    to it. walk_begin, walk : edges and ways from the variable of its tree that comes before, to it. after :
-    the variable of its tree that comes next, or -1. all_begin, every : for each example and forest all
-    edges both ways, each after those that it depends on; the first ``n_up`` lead to the roots."""
+    """Solves units first..last, each one example of one draw, draw by draw. Most arrays as in
+    ``path_loops.solve``; a place is (b N + n) K + k. begin, beside : for each place its edges in that
+    forest, and the direction of each towards it. walk_begin, walk : edges and directions on the way to it
+    from the previous variable of its tree. after : the next variable of its tree, or -1.
+    all_begin, every : for each example and forest all edges in both directions, each after those that it
+    depends on; the first ``n_up`` lead to the roots."""
     (B, N, V), most, e_most = f.shape[1:], after.shape[1], max(1, (first_edge[1:] - first_edge[:-1]).max())
     node, told, top = np.empty((N, most, V)), np.ones((most, e_most, 2, V)), np.empty((N, most))
     p, joint, x, z = np.empty((most, V)), np.empty((V, V)), np.empty(V), np.empty(V)
@@ -153,7 +155,7 @@ def solve(
                 e, way = every[i, 0], every[i, 1]
                 _renew(e, way, k, start, e0, ends, slot, tables, begin, beside, node, told, x)
         sweep, gap, total = 0, 0.0 if K == 1 else np.inf, 0.0
-        while sweep < sweeps and gap > tolerance:  # not so once it is nan
+        while sweep < sweeps and gap > tolerance:  # ends once it is nan
             for forth in (True, False):
                 gap = _sweep(forth, b, K, there, e0, ends, slot, tables, begin, beside, walk_begin, walk,
                              after, node, top, told, p, x)  # fmt: skip
@@ -165,7 +167,7 @@ def solve(
                 if i - all_begin[b * most + k] < n_up[b, k]:
                     total += np.log(found) + table_top[slot[e]]
                     continue
-                # On the way from the roots both messages of an edge are final.
+                # On the way from the roots, both messages of an edge are final.
                 a = ends[e, way] - start
                 _product(node, told, begin, beside, a, k, (start + a) * most + k, e0, e, z)
                 if way == 1:
@@ -183,8 +185,8 @@ def _read_nodes(
     b: int, K: int, there: Any, e0: int, begin: Any, beside: Any, node: Any, top: Any, told: Any,
     is_root: Any, x: Any, out: Any,
 ) -> float:  # fmt: skip
-    """out (N, V) <- mean marginals of the variables of an example; the sum over forests of tops, and of
-    what is left at the roots."""
+    """out (N, V) <- marginals of the variables of an example, averaged over forests. Returns the sum over
+    forests of tops, and of the log of the sum at each root."""
     N, most, V = node.shape
     total = 0.0
     out.fill(0)

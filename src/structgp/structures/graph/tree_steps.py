@@ -25,13 +25,13 @@ from structgp.structures.semirings import LOG
 SMALLEST_STEP = 1e-3
 
 WORTH_COMPILING = 10_000
-"""S B N V^2 from which compiled loops are used: tiny problems never wait for numba to start. Less than for
-chains, since there are many sweeps."""
+"""Smallest S B N V^2 at which compiled loops are used: tiny problems never wait for numba to start. Less
+than for chains, since there are many sweeps."""
 
 
 @cache
 def compiled_loops() -> Any:
-    """``tree_compiled.solve_compiled``; None where numba is not installed, or cannot work with what is."""
+    """``tree_compiled.solve_compiled``; None if numba is not installed or does not work here."""
     try:
         from structgp.structures.graph.tree_compiled import solve_compiled
     except (ImportError, OSError, RuntimeError, SystemError):
@@ -40,11 +40,11 @@ def compiled_loops() -> Any:
 
 
 class TreeCover:
-    """covers : for each example the forests, lists of positions in ``factors_of`` it.
+    """covers : for each example its forests, lists of positions in its ``factors_of``.
 
     forests : a layout whose P examples are the forests of all examples, one after the other. owner : (P,)
-    the example of each, and weight : (P,) its share of it. scale : for each template, (P, E), what a
-    factor's table is multiplied with; 0 where the forest does not have it."""
+    the example of each forest. weight : (P,) its weight in that example. scale : for each template, (P, E)
+    factors of the tuples' tables, 0 where the forest does not have the tuple."""
 
     def __init__(self, layout: GraphLayout, rows: Tensor, covers: list[list[list[int]]]) -> None:
         self.rows, self.covers = rows, covers
@@ -97,7 +97,7 @@ class TreeCover:
 
     @cached_property
     def index(self) -> Any:
-        """What compiled loops need; None without numba, or if a factor has more than two variables."""
+        """Index arrays for compiled loops; None without numba, or unless all factors have two variables."""
         matched = all(len(factor) == 2 for found in factors_of(self.layout) for _, _, factor in found)
         if not matched or compiled_loops() is None:
             return None
@@ -133,7 +133,7 @@ class TreeCover:
         return self._mean(total.detach()), list(slopes)
 
     def _mean(self, x: Tensor) -> Tensor:
-        """(S, B, ...) over the forests of each example, from (S, P, ...)."""
+        """(S, B, ...) weighted mean over the forests of each example, from (S, P, ...)."""
         out = x.new_zeros((len(x), len(self.rows), *x.shape[2:]))
         return out.index_add_(1, self.owner, x * _like(self.weight.to(x), x[0]))
 
@@ -144,5 +144,5 @@ class TreeCover:
 
 
 def _like(x: Tensor, other: Tensor) -> Tensor:
-    """x with dimensions of 1 behind, as many as ``other`` has."""
+    """x with dimensions of 1 appended, so that it has as many as ``other``."""
     return x.reshape(*x.shape, *[1] * (other.dim() - x.dim()))
