@@ -92,7 +92,7 @@ def pad(
 ) -> Batch:
     """The sequences ``index`` of ``rows`` (each (T, W)) and ``labels`` (each (T,), or (T, V) for evidence
     about them; None if all are missing) as one batch, with their ``weights`` (N,). layers : labels per
-    token; those of one layer come after those of the other.
+    token; the labels of one layer come after those of the layer before.
 
     pad_row : the row at padded positions, without its sparse block. That block is filled up with unused
     entries, both at padded positions and in narrower rows."""
@@ -120,7 +120,7 @@ def pad(
 
 def by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
     """Indices of non-empty sequences in batches of similar length, each of at most ``batch_tokens`` tokens
-    with padding (a longer sequence is a batch of its own). Each index comes once."""
+    including padding (a longer sequence is a batch of its own). Each index comes once."""
     order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: lengths[i])
     batch: list[int] = []
     for i in order:

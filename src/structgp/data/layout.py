@@ -17,9 +17,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Tuples:
-    """The tuples of one template. index : (B, E, a) the variables of each, all different; 0 at padding.
-    mask : (B, E) true at real tuples. first, sizes : (a,) each; the label at place j of a tuple is one of
-    the ``sizes[j]`` labels from ``first[j]`` on."""
+    """The tuples of one template. index : (B, E, a) the variables of each tuple, all different; 0 at
+    padding. mask : (B, E) true at real tuples. first, sizes : (a,) each; the label at place j of a tuple is
+    one of the ``sizes[j]`` labels from ``first[j]`` on."""
 
     name: str
     index: Tensor

@@ -72,7 +72,7 @@ class TupleView(RowLayout):
 
 
 class GraphSplit:
-    """What each template of a structure sees.
+    """What each template of a structure sees of the tokens and the links between them.
 
     spec : of the structure. encoder : of the nodes; own : by template name, the encoders of tuples that
     have features of their own. classes : the labels; those of a layer begin with its name and '='. views :

@@ -383,7 +383,7 @@ def _learn_plain(X: Sequence[Any], strings: dict[str, dict[str, int]]) -> bool:
 
 
 def _by_key(x: Iterable[Any], keys: Sequence[str]) -> Sequence[Sequence[Any]]:
-    """The values of all tokens under each key, None where there is none."""
+    """The values of all tokens under each key, None where a token has none."""
     if len(keys) < 2:
         return [[token.get(key) for token in x] for key in keys]
     every = itemgetter(*keys)

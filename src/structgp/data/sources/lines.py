@@ -90,7 +90,7 @@ def iter_lines(source: Source, *, encoding: str = "utf-8", name: str | None = No
     if first is None:
         return
     first = first.removeprefix(BOM)
-    if first.rstrip("\r").count("\r") > 1:  # text of a token, or the ends of all lines
+    if first.rstrip("\r").count("\r") > 1:  # they are the text of a token, or end all lines
         second = next(found, "")
         if not second:
             problem = "lines end in carriage returns alone, as on old Macs"

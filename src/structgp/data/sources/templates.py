@@ -56,7 +56,7 @@ class TemplateLine:
 class Template:
     """A parsed template.
 
-    name : what errors call it. text : its source, which gives the same template when it is parsed again.
+    name : what errors call it. text : its source; parsing it in the same dialect gives the same template.
     unigrams : the lines that make features of tokens, in order, at least one; ``U``, in Wapiti's dialect
     ``u`` and ``*``. bigrams : the lines with macros that make features of transitions; ``B``, in Wapiti's
     dialect ``b`` and ``*``. A ``*`` line is both. has_bigram : whether a line without macros asks for
