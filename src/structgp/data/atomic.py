@@ -39,7 +39,7 @@ def atomic_write(
     be replaced, such as ``/dev/stdout`` or a named pipe, is written to directly.
 
     mode : ``"wb"`` for bytes, ``"w"`` for text, without translation of line ends. An ``OSError`` about
-    the file itself becomes an InputError at ``path``; one about another file, raised by the block, stays."""
+    the file itself becomes an InputError at ``path``; errors of the block about other files stay."""
     if mode not in ("w", "wb"):
         raise ValueError(f"mode {mode!r}; use 'w' or 'wb'")
     text = {} if mode == "wb" else {"encoding": encoding, "newline": ""}

@@ -191,7 +191,7 @@ class FeatureEncoder(Vocabulary):
         if not there:
             return [_EMPTY for _ in given]
         whole = stacked(list(there.values()))
-        if not np.abs(whole.data).max(initial=0) <= np.float64(LARGEST):  # which float32 cannot hold
+        if not np.abs(whole.data).max(initial=0) <= np.float64(LARGEST):  # which is beyond float32
             for n, matrix in there.items():
                 _check_sparse(matrix, given[n][0])
         counts = np.diff(whole.indptr)

@@ -175,7 +175,7 @@ def read_examples(
         labels_of = check_labels(given_X, y) if shapes is None else node_labels(shapes, y, spec.layers)
     counts = None if weights is None else _check_weights(weights, len(X))
     used = _used(labels_of, counts, stacklevel)
-    # Empty sequences keep the places of the others, which errors name.
+    # Unused sequences become empty, so that errors name the others by their place in X.
     X = [x if i in used else [] for i, x in enumerate(X)]
     shapes = None if shapes is None else [s if i in used else Shape([]) for i, s in enumerate(shapes)]
     labels_of = [of if i in used else [] for i, of in enumerate(labels_of)]
@@ -184,7 +184,7 @@ def read_examples(
     found = {label for labels in each for label in labels if label is not None}
     as_given = y if annotations is None else [v for of in annotations.given for v in of.values()]
     whole = spec is not None and spec.form == "grid" and all(map(has_integers, as_given))
-    # Labels of one layer come together, whatever its name.
+    # Labels of one layer stay together, whatever the layer's name.
     order: Any = int if whole else (lambda label: label.split("=", 1)) if spec and spec.layers else None
     known = classes if encoder is not None else ()
     labels = LabelEncoder([*known, *sorted({*classes, *found} - set(known), key=order)], whole)

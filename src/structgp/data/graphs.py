@@ -69,7 +69,7 @@ def length_of(nodes: Any) -> int:
 
 
 def shape_of(x: Any, form: str, place: str) -> Shape:
-    """The shape of an example of a structure of this form: 'sequence', 'grid', 'tree' or 'graph'."""
+    """The shape of an example, for a structure of this form: 'sequence', 'grid', 'tree' or 'graph'."""
     if form == "grid":
         return _grid(x, place)
     if isinstance(x, Graph):
@@ -148,7 +148,8 @@ def has_integers(y: Any) -> bool:
 
 
 def parents_of(graph: Graph | None, n: int, place: str) -> np.ndarray:
-    """(E, 2) parent and child, from the parents of n nodes. InputError where they are not a forest."""
+    """(E, 2) parent and child of each link, from the parents of n nodes. InputError if they are not a
+    forest."""
     if n == 0:
         return np.empty((0, 2), dtype=np.int64)
     if graph is None or graph.parents is None:

@@ -67,8 +67,8 @@ def spans_to_labels(
 ) -> list[str]:
     """One label per token for spans that do not overlap, 'O' outside of them.
 
-    scheme : 'BIO' (also 'IOB2'), 'IOBES' (also 'BIOES'), 'BILOU' or 'IO'. In IO, spans of one type that
-    touch read back as one. place : what errors call the spans.
+    scheme : 'BIO' (also 'IOB2'), 'IOBES' (also 'BIOES'), 'BILOU' or 'IO'. In IO, adjacent spans of one
+    type are read back as one. place : what errors call the spans.
 
     Example
     -------

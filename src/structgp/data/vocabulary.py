@@ -138,8 +138,8 @@ class Vocabulary(RowLayout):
         return places
 
     def fit(self, X: Iterable[Any]) -> Self:
-        """Learn form and values from X, which is iterated over more than once. Memory holds one sequence at
-        a time, and what is learned."""
+        """Learn form and values from X, which is iterated over more than once. Memory holds at most
+        ``AT_ONCE`` sequences at a time, and what is learned."""
         if self.features not in ("auto", "columns", "bag"):
             problem = f"{self.features!r} is not known"
             raise InputError("features", problem, "use 'auto', 'columns' or 'bag'")

@@ -1,4 +1,4 @@
-"""Shards as training data: what a fit needs to know of them, and their batches."""
+"""Shards as training data: what a fit needs to know about them, and their batches."""
 
 from __future__ import annotations
 

@@ -129,7 +129,8 @@ class _Stream:
 
 
 class _Sequence(NamedTuple):
-    """rows : (T, P) ids of values; sparse : number of sparse features per token, ids and values."""
+    """One encoded sequence. rows : (T, P) ids of values; sparse : number of sparse features per token,
+    their ids and their values."""
 
     number: int
     labels: np.ndarray

@@ -43,7 +43,7 @@ class TemplateLine:
 
     source : the line as written. line : its number in the file, from 1. prefix : the literal text that
     comes before the feature, up to the first ``:`` or the first macro; ``U00:``. pattern : what follows,
-    with ``%s`` for each macro; ``%s/%s``. macros : in order."""
+    with ``%s`` for each macro; ``%s/%s``. macros : its macros, in order."""
 
     source: str
     line: int

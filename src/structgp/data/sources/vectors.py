@@ -209,9 +209,9 @@ def _is_number(field: bytes) -> bool:
 class ColumnVectors:
     """The vectors of the words in one column of a file.
 
-    scale : factor by which vectors are multiplied, so that those of the training words have length 1 on
-    average and a vector counts as much as one number. coverage : of the training tokens, None in models
-    that do not know it."""
+    scale : factor by which vectors are multiplied, so that the vectors of the training words have mean
+    squared length 1, and a vector counts as much as one number. coverage : of the training tokens, None in
+    models that do not know it."""
 
     vectors: WordVectors
     column: int
