@@ -160,11 +160,10 @@ def read_examples(
     """Encodes X and y as examples; for annotations, y becomes the label that most annotators gave.
 
     word_parts : whether a new encoder also takes words apart, or the name of the template to take apart.
-    spec : the spec of a structure that is not a chain, else None. encoder : a fitted encoder to extend by
-    the new features, None for a new one; classes : labels besides those of y; with an encoder, they come
-    first, in their order. encode_anew : whether to build a new encoder even if one is passed, for X that
-    holds all that the old one saw. Sequences without any label (with a warning, at ``stacklevel``) or
-    weight become empty ones."""
+    spec : of a structure that is not a chain. encoder : a fitted one to extend by the new features, None
+    for a new one; classes : labels besides those of y; with an encoder they come first, in their order.
+    encode_anew : whether to build a new encoder all the same, for X that holds all that the old one saw.
+    Sequences without any label (with a warning, at ``stacklevel``) or weight become empty ones."""
     shapes = None if spec is None else [shape_of(x, spec.form, f"X[{n}]") for n, x in enumerate(X)]
     annotations, y = (y, []) if isinstance(y, Annotations) else (None, y)
     said = None if annotations is None else _flat(X, annotations, shapes, spec)
