@@ -1,6 +1,7 @@
-"""Labels from several annotators: what each of them said of each sequence, as users pass it and as numbers.
+"""Labels from several annotators: what each of them said about each sequence, as users pass it and as
+numbers.
 
-An annotator may be a person, a rule or another model; all that is known of them is what they said."""
+An annotator may be a person, a rule or another model; all that is known about them is what they said."""
 
 from __future__ import annotations
 
@@ -14,16 +15,17 @@ import numpy as np
 from structgp.errors import InputError
 
 Flat = Callable[[int, Any], "list[str | None]"]
-"""The labels of all variables of an example, by its number, from labels in its shape; after checks."""
+"""Takes an example's number and its labels in the example's shape; checks them, and returns the labels of
+all variables."""
 
 
 class Annotations:
     """Labels of several annotators, to be passed to ``fit`` in the place of y.
 
-    given : for each sequence a dict from the name of an annotator to the labels that they gave, in the
-    shape that y has; None, or no entry, where an annotator has not seen the sequence, and None for a single
-    label where they gave none. sequential : whether what an annotator says of a token may also depend on
-    what they said of the token before, as where errors come in runs.
+    given : for each sequence a dict from the name of an annotator to the labels that they gave, in the same
+    shape as y; None, or no entry, if an annotator has not seen the sequence, and None for a single label if
+    they did not give it. sequential : whether what an annotator says about a token may also depend on what
+    they said about the token before, as when errors come in runs.
 
     >>> Annotations([{"ann": ["B", "I"], "bob": ["B", None]}, {"bob": ["O"]}]).names
     ['ann', 'bob']"""
@@ -40,8 +42,8 @@ class Annotations:
 
     @classmethod
     def of(cls, by_annotator: Mapping[str, Iterable[Any]], **options: Any) -> Annotations:
-        """From the labels of each annotator: a list with one entry per sequence, None where they gave
-        none."""
+        """Annotations from the labels of each annotator: a list with one entry per sequence, None where
+        they gave none."""
         columns = {name: list(y) for name, y in by_annotator.items()}
         lengths = {len(y) for y in columns.values()}
         if len(lengths) > 1:
@@ -57,14 +59,14 @@ class Annotations:
         return Annotations(self.given[index], sequential=self.sequential)
 
     def some(self, index: Sequence[int]) -> Annotations:
-        """Those of some sequences, in this order."""
+        """The annotations of the sequences ``index``, in this order."""
         return Annotations([self.given[i] for i in index], sequential=self.sequential)
 
     def __repr__(self) -> str:
         return f"Annotations({len(self)} sequences, {len(self.names)} annotators)"
 
     def flat(self, flatten: Flat) -> list[dict[str, list[str | None]]]:
-        """Of each sequence the labels of its variables in order, by annotator."""
+        """For each sequence, the labels of its variables in order, by annotator."""
         found: list[dict[str, list[str | None]]] = []
         for n, labels in enumerate(self.given):
             try:
@@ -81,8 +83,8 @@ class Annotations:
 def majority(
     flat: Sequence[Mapping[str, Sequence[str | None]]], lengths: Sequence[int]
 ) -> list[list[str | None]]:
-    """The label that most annotators gave each token, of equally many the one that is more frequent in all;
-    None where nobody gave one."""
+    """The label that most annotators gave each token, with ties broken in favour of the label that is more
+    frequent overall; None where nobody gave one."""
     total = Counter(label for labels in flat for y in labels.values() for label in y if label is not None)
     rank = {label: (n, label) for label, n in total.items()}
     found = []
@@ -98,12 +100,13 @@ def majority(
 
 @dataclass(frozen=True)
 class Given:
-    """What annotators said, as numbers: one entry per label that was given, those of a sequence together.
+    """What annotators said, as numbers: one entry per label that was given, the entries of a sequence
+    together.
 
-    names : of annotators. sequence, token, annotator, label : (E,) each; token counts the variables of an
-    example. before : (E,) what the annotator said of the token before, n_labels where nothing; n_contexts :
-    1 if that is not looked at, else the number of labels and 1. starts : (N + 1,) entries before each
-    sequence, and in all."""
+    names : of the annotators. sequence, token, annotator, label : (E,) each; token is the position among
+    the variables of the example. before : (E,) the label that the annotator gave the token before, n_labels
+    if none; n_contexts : 1 if ``before`` is ignored, else the number of labels plus 1. starts : (N + 1,)
+    number of entries before each sequence, then of all entries."""
 
     names: list[str]
     n_labels: int
@@ -152,11 +155,12 @@ class Given:
 
     @property
     def context(self) -> np.ndarray:
-        """(E,) in which context each label was given; 0 if there is one."""
+        """(E,) the context in which each label was given; 0 if there is only one context."""
         return self.before if self.sequential else np.zeros_like(self.before)
 
     def labellings(self) -> Iterator[np.ndarray]:
-        """(T,) what an annotator gave a sequence, -1 where nothing; one by one, in no order."""
+        """Yields (T,) the labels that one annotator gave one sequence, -1 where they gave none, for all
+        annotators and sequences, in no particular order."""
         for start, stop in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True):
             length = int(self.token[start:stop].max(initial=-1)) + 1
             for a in np.unique(self.annotator[start:stop]).tolist():
@@ -166,7 +170,7 @@ class Given:
                 yield found
 
     def part(self, index: Sequence[int]) -> Given:
-        """Those of some sequences, numbered anew."""
+        """The entries of the sequences ``index``, which are numbered anew."""
         ranges = [np.arange(self.starts[i], self.starts[i + 1]) for i in index]
         counts = np.array([len(r) for r in ranges], dtype=np.int64)
         some = np.concatenate([np.empty(0, np.int64), *ranges])

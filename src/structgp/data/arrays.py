@@ -13,10 +13,10 @@ import torch
 from structgp.errors import InputError
 
 LARGEST = 1e100
-"""Larger dense values cannot be squared in floating point, as kernels do."""
+"""Largest absolute value of a feature: kernels square it, which must not overflow."""
 
 ARRAYS = (np.ndarray, torch.Tensor)
-"""What a matrix or vector of dense numbers may be."""
+"""Types that a matrix or vector of dense numbers may have."""
 
 
 def is_array(value: Any) -> bool:
@@ -24,13 +24,14 @@ def is_array(value: Any) -> bool:
 
 
 def is_dense(x: Any) -> bool:
-    """Whether x is an array of numbers, or a tensor: one of anything else is refused by ``as_numpy``."""
+    """True for an array of numbers and for any tensor; ``as_numpy`` refuses tensors of anything but real
+    numbers."""
     return isinstance(x, torch.Tensor) or (isinstance(x, np.ndarray) and x.dtype.kind in "fiub")
 
 
 def as_numpy(x: Any, place: str) -> Any:
-    """A tensor on any device, of any dtype of real numbers, as an array, detached from its graph; anything
-    else as it is."""
+    """A tensor (on any device, of any dtype of real numbers) as an array, detached from its graph; anything
+    else is returned as it is."""
     if not isinstance(x, torch.Tensor):
         return x
     remedy = "pass a dense tensor of floats, integers or flags"
@@ -45,13 +46,14 @@ def as_numpy(x: Any, place: str) -> Any:
 
 
 def as_csr(x: Any) -> Any:
-    """A scipy-sparse matrix by rows, whose entries may be in any order, and come more than once."""
+    """A scipy-sparse matrix in CSR format; its entries may be in any order, and may be repeated."""
     return x if x.format == "csr" else scipy.sparse.csr_matrix(x)
 
 
 def stacked(matrices: Sequence[Any]) -> Any:
-    """The rows of all of these, which are of ``as_csr`` and of one width, in double precision, with entries
-    in order, each of them once. Shares nothing with them."""
+    """The rows of all these matrices, which come from ``as_csr`` and have one width, as one matrix in
+    double precision; entries are sorted, and repeated ones added up. Shares no memory with the
+    originals."""
     lengths = np.concatenate([[0], *(np.diff(x.indptr) for x in matrices)])
     data = np.concatenate([x.data[: x.indptr[-1]] for x in matrices], dtype=np.float64)
     indices = np.concatenate([x.indices[: x.indptr[-1]] for x in matrices])
@@ -62,8 +64,8 @@ def stacked(matrices: Sequence[Any]) -> Any:
 
 
 def refuse_odd(x: Any, place: str) -> None:
-    """InputError for arrays that NumPy would turn into numbers and that are none: dates and times, and
-    arrays with masked values."""
+    """InputError for arrays that NumPy would turn into numbers although they are not numbers: dates and
+    times, and arrays with masked values."""
     for part in [x] if isinstance(x, ARRAYS) else x:
         if isinstance(part, np.ma.MaskedArray) and np.ma.is_masked(part):
             raise InputError(place, "a masked array, with values that are missing", "fill them in")
@@ -114,5 +116,5 @@ def not_usable(name: str, value: Any, place: str) -> InputError:
 
 
 def is_usable(value: Any) -> bool:
-    """Whether a number is finite and can be squared."""
+    """True if a number is finite and can be squared."""
     return abs(value) <= LARGEST if isinstance(value, int) else abs(float(value)) <= LARGEST

@@ -35,11 +35,11 @@ def atomic_write(
     The text goes to a temporary file in the same folder, which replaces ``path`` at the end (after
     an fsync, so one disk flush per file). When the block raises, or the disk is full, the temporary
     file is removed and a file that was at ``path`` is unchanged. The new file keeps the permissions
-    of the one it replaces; a symbolic link keeps pointing to the file it names. What cannot be
-    replaced, such as ``/dev/stdout`` or a named pipe, is written to directly.
+    of the one it replaces; a symbolic link keeps pointing to the file it names. A path that cannot
+    be replaced, such as ``/dev/stdout`` or a named pipe, is written to directly.
 
-    mode : ``"wb"`` for bytes, ``"w"`` for text, without translation of line ends. Every ``OSError`` of the
-    file itself becomes an InputError at ``path``; those that the block raises about other files stay."""
+    mode : ``"wb"`` for bytes, ``"w"`` for text, without translation of line ends. An ``OSError`` about
+    the file itself becomes an InputError at ``path``; errors of the block about other files stay."""
     if mode not in ("w", "wb"):
         raise ValueError(f"mode {mode!r}; use 'w' or 'wb'")
     text = {} if mode == "wb" else {"encoding": encoding, "newline": ""}

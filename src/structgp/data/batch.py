@@ -14,13 +14,14 @@ MISSING = -1
 """The index of a missing label."""
 
 UNUSED = (-1.0, 0.0)
-"""An entry of the sparse block, id and value, that is not used."""
+"""Id and value of an entry of the sparse block that is not used."""
 
 
 @dataclass(frozen=True)
 class GraphRows:
-    """What a batch of graphs has beside its nodes. layout : a ``data.layout.GraphLayout``. rows, masks :
-    for each template, the features of its tuples, None where they have none, and which of them exist."""
+    """What a batch of graphs has besides its nodes. layout : a ``data.layout.GraphLayout``. rows, masks :
+    for each template, the features of its tuples (None if they have none), and which of its tuples
+    exist."""
 
     layout: Any
     rows: tuple[Tensor | None, ...]
@@ -36,13 +37,15 @@ class Batch:
     """B sequences, padded at the end to the longest one.
 
     x : (B, T, W) rows; y : (B, T) labels, negative where one is missing, 0 at padding, or (B, T, V)
-    evidence, the log-likelihood of what annotators said given each label; mask : (B, T) true
-    at real positions; index : (B,) the place of each sequence in the data; weight : (B,) how often each
-    counts, None for once; number : (B,) the number by which each sequence finds its noise, None for its
-    place among the sequences of all batches; edges : (B, T - 1, W') the features of the transitions into
-    each token but the first, None where they have none; graph : what examples have that are not sequences.
+    evidence, the log-likelihood of what annotators said given each label; mask : (B, T) true at real
+    positions; index : (B,) the position of each sequence in the data; weight : (B,) how often each sequence
+    counts, None if each counts once; number : (B,) the number that determines each sequence's noise, None
+    to use its position among the sequences of all batches; edges : (B, T - 1, W') the features of the
+    transitions into each token but the first, None where they have none; graph : the tuples of examples
+    that are not sequences, else None.
     rows, masks : for each template, the features of its tuples, and which of them exist: (B, T) nodes, (B,
-    T - 1) transitions. layout : what a structure is told of the examples, the mask or a graph's layout."""
+    T - 1) transitions. layout : what a structure is told about the examples: the mask, or a graph's
+    layout."""
 
     x: Tensor
     y: Tensor
@@ -71,8 +74,8 @@ class Batch:
         return Batch(*(None if t is None else t.to(device) for t in parts))  # type: ignore[arg-type]
 
     def real(self, values: Any, b: int) -> Any:
-        """What values (B, N, ...) have at the variables of example b, without padding; of values (B, N - 1,
-        ...) between neighbours, those after the first."""
+        """The entries of ``values`` (B, N, ...) at the variables of example b, without padding; for values
+        (B, N - 1, ...) between neighbours, the entries after the first variable."""
         if self.graph is None:
             return values[b, : int(self.mask[b].sum())]
         mask = self.graph.layout.mask[b, self.graph.layout.mask.shape[1] - values.shape[1] :]
@@ -89,10 +92,10 @@ def pad(
 ) -> Batch:
     """The sequences ``index`` of ``rows`` (each (T, W)) and ``labels`` (each (T,), or (T, V) for evidence
     about them; None if all are missing) as one batch, with their ``weights`` (N,). layers : labels per
-    token; those of one layer come after those of the other.
+    token; the labels of one layer come after those of the layer before.
 
-    pad_row : the row at padded positions, up to the sparse block. That block is filled up with unused
-    entries, there and in narrower rows."""
+    pad_row : the row at padded positions, without its sparse block. That block is filled up with unused
+    entries, both at padded positions and in narrower rows."""
     lengths = [len(rows[i]) for i in index]
     B, T = len(index), max(lengths)
     width = max(rows[i].shape[1] for i in index)
@@ -117,7 +120,7 @@ def pad(
 
 def by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
     """Indices of non-empty sequences in batches of similar length, each of at most ``batch_tokens`` tokens
-    with padding (a longer sequence is a batch of its own). Each index comes once."""
+    including padding (a longer sequence is a batch of its own). Each index comes once."""
     order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: lengths[i])
     batch: list[int] = []
     for i in order:
@@ -130,7 +133,7 @@ def by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
 
 
 def flat_tokens(rows: Sequence[np.ndarray]) -> Tensor:
-    """(N, W) all tokens, one after the other; narrower rows filled up with unused places."""
+    """(N, W) all tokens, one after the other; narrower rows are filled up with unused entries."""
     rows = [r for r in rows if len(r)]
     width = max(r.shape[1] for r in rows)
     unused = [np.tile(UNUSED, (len(r), (width - r.shape[1]) // 2)) for r in rows]

@@ -1,4 +1,4 @@
-"""The embedded corpus of recipe ingredients, to learn and to try things on.
+"""The embedded corpus of recipe ingredients, for learning and for trying things out.
 
 Its files lie in the folder ``recipes`` (``train.conll``, ``test.conll``, a CRF++ ``template`` and the
 labelling guide ``GUIDE.md``). ``tokenize`` and ``columns`` turn any new line into the columns that the

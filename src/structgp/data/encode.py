@@ -44,8 +44,8 @@ from structgp.errors import InputError
 Rows = TypeVar("Rows", bound=Any)
 
 AT_ONCE = 16
-"""Sequences that are encoded together: enough to share the work, few enough that their strings stay in a
-cache. The fastest of 1, 4, 16, 64 and 512 for ``benchmarks/encoding.py``."""
+"""Number of sequences that are encoded together: enough to share the work, few enough that their strings
+stay in a cache. The fastest of 1, 4, 16, 64 and 512 for ``benchmarks/encoding.py``."""
 
 _EMPTY = np.empty((0, 0))
 
@@ -73,22 +73,24 @@ class FeatureEncoder(Vocabulary):
         return [place[name] for name in names]
 
     def only(self, names: Sequence[str]) -> EncoderView:
-        """Rows with these categorical templates alone, in this order."""
+        """A view of the rows with only these categorical templates, in this order."""
         return EncoderView(self, self.columns_named(names), whole=False)
 
     def without(self, names: Sequence[str]) -> EncoderView:
-        """Rows without these categorical templates and their parts; dense and sparse blocks stay."""
+        """A view of the rows without these categorical templates and their parts; dense and sparse blocks
+        stay."""
         dropped = set(self.columns_named(names))
         if self.parts is not None and self.parts.word in dropped:
             dropped |= set(range(len(self.given), len(self.templates)))
         return EncoderView(self, [p for p in range(len(self.templates)) if p not in dropped], whole=True)
 
     def select(self, rows: Rows) -> Rows:
-        """The rows as they are; those of an :class:`EncoderView` are a selection."""
+        """The rows as they are; an :class:`EncoderView` selects columns here."""
         return rows
 
     def with_parts(self, rows: np.ndarray) -> np.ndarray:
-        """(T, W + K) rows of known values that were encoded before ``add_parts``."""
+        """(T, W + K) rows with the parts of words, from rows that were encoded before ``add_parts`` and
+        hold known values only."""
         if self.parts is None:
             return rows
         n, ids = len(self.given), rows[:, self.parts.word].astype(np.int64)
@@ -97,7 +99,7 @@ class FeatureEncoder(Vocabulary):
 
     def transform(self, X: Iterable[Any], *, apart: bool = True) -> list[np.ndarray]:
         """One (T, W) float64 matrix per sequence. Time linear in the number of feature values. apart :
-        whether values that training never saw are told apart: a third of the work on new text, and the
+        whether values that training never saw are told apart, which is a third of the work on new text; the
         mean and the variance of a token's scores do not depend on it."""
         places, found = ((f"X[{n}]", x) for n, x in enumerate(X)), []
         while some := list(islice(places, AT_ONCE)):
@@ -130,8 +132,8 @@ class FeatureEncoder(Vocabulary):
         return [np.concatenate(own, 1) if len(own) > 1 else own[0] if own else _EMPTY for own in blocks]
 
     def _plain_rows(self, X: Sequence[Any], apart: bool) -> list[np.ndarray] | None:
-        """The rows of lists of dicts that have a string under the key of every template and no other keys,
-        which leaves nothing to check; None for anything else."""
+        """The rows of lists of dicts that all have a string under the key of every template and no other
+        keys, so that nothing needs to be checked; None for anything else."""
         n = len(self.given)
         if self.form != "dicts" or n < 2 or len(self.blocks) > 1 or set(map(type, X)) != {list}:
             return None
@@ -151,8 +153,8 @@ class FeatureEncoder(Vocabulary):
     def _template_ids(
         self, together: Sequence[Sequence[Any]], lengths: Sequence[int], apart: bool
     ) -> list[np.ndarray]:
-        """(T, P) ids of each sequence, from the values of all of them under each template. All values of
-        one template are looked up together, while its vocabulary is in a cache."""
+        """(T, P) ids of each sequence, from the values of all sequences under each template. All values of
+        one template are looked up together, while its vocabulary is in the cache."""
         ends, P = list(accumulate(lengths, initial=0)), len(together)
         rows = np.empty((ends[-1], len(self.templates)))
         for p, (values, known) in enumerate(zip(together, self.values, strict=False)):
@@ -163,7 +165,7 @@ class FeatureEncoder(Vocabulary):
         return [rows[start:stop] for start, stop in pairwise(ends)]
 
     def _dense_and_sparse(self, x: Any, place: str, apart: bool) -> list[np.ndarray]:
-        """The blocks of a row behind that of the templates."""
+        """The blocks of a row after the block of templates."""
         if self.form == "dense":
             rows = as_dense(x, place)
             self._check_width(rows.shape[1], place)
@@ -189,7 +191,7 @@ class FeatureEncoder(Vocabulary):
         if not there:
             return [_EMPTY for _ in given]
         whole = stacked(list(there.values()))
-        if not np.abs(whole.data).max(initial=0) <= np.float64(LARGEST):  # which float32 cannot hold
+        if not np.abs(whole.data).max(initial=0) <= np.float64(LARGEST):  # which is beyond float32
             for n, matrix in there.items():
                 _check_sparse(matrix, given[n][0])
         counts = np.diff(whole.indptr)
@@ -202,7 +204,8 @@ class FeatureEncoder(Vocabulary):
         return found
 
     def _column_ids(self, columns: np.ndarray) -> np.ndarray:
-        """The place of each among those seen; behind them, one for every other column."""
+        """The id of each column: its place among the columns seen in training, or, for any other column, an
+        id of its own after those."""
         known = self.column_array
         if not len(known):
             return columns.astype(np.int64)
@@ -218,8 +221,8 @@ class FeatureEncoder(Vocabulary):
     def _encode_vectors(self, x: Sequence[Any], place: str, name: str, width: int) -> np.ndarray:
         """(T, width) the vectors of all tokens under one key.
 
-        A missing vector is an error and not read as zeros: most often its key is mistyped, and to a kernel
-        zeros are a place like any other."""
+        A missing vector is an error rather than read as zeros: most often its key is mistyped, and to a
+        kernel zeros are a point like any other."""
         rows = np.empty((len(x), width))
         for t, token in enumerate(x):
             value = token.get(name)
@@ -249,7 +252,7 @@ class EncoderView(RowLayout):
     """Some columns of an encoder's rows: what one template of a structure sees of a token.
 
     kept : places of the categorical templates that stay; whole : whether dense and sparse blocks stay. The
-    other attributes are those of an encoder that has only these columns; nothing is copied."""
+    other attributes are those of an encoder with only these columns; nothing is copied."""
 
     def __init__(self, encoder: FeatureEncoder, kept: Sequence[int], *, whole: bool) -> None:
         self.encoder, self.kept, self.whole = encoder, list(kept), whole
@@ -270,9 +273,10 @@ class EncoderView(RowLayout):
 
 class FeatureSplit:
     """What each template of a structure sees of a row: ``node``, and ``next`` for transitions into the
-    token, None where those have no features.
+    token, None if transitions have no features.
 
-    spec : of the structure, with ``spec.node.without`` and ``spec.next``, None or with ``features``."""
+    spec : of the structure, with ``spec.node.without``, and ``spec.next``, which is None or has
+    ``features``."""
 
     def __init__(self, encoder: FeatureEncoder, spec: Any) -> None:
         hidden, transition = spec.node.without, spec.next
@@ -281,7 +285,7 @@ class FeatureSplit:
         self.next = encoder.only(transition.features) if transition and transition.features else None
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch of whole rows, with the columns of each template."""
+        """Splits the columns of a batch of whole rows among the templates."""
         if self.is_whole:
             return batch
         edges = None if self.next is None else self.next.select(batch.x[:, 1:])
@@ -289,12 +293,12 @@ class FeatureSplit:
 
 
 def entries(counts: np.ndarray, ids: ArrayLike, values: ArrayLike) -> np.ndarray:
-    """(n, 2A) the sparse block of n tokens: ids and values in turn, from those of all tokens in order;
-    counts : (n,) how many each token has."""
+    """(n, 2A) the sparse block of n tokens, in which ids and values alternate. ids, values : of all tokens,
+    in order; counts : (n,) how many entries each token has."""
     n, A = len(counts), max(1, int(counts.max(initial=0)))
     rows = np.tile(UNUSED, (n * A, 1))
     place: Any = slice(None)
-    if (counts < A).any():  # behind the last entry of a token, the rest of its row is skipped
+    if (counts < A).any():  # after a token's last entry, the rest of its row is skipped
         begin = np.cumsum(counts) - counts
         place = np.repeat(A * np.arange(n) - begin, counts) + np.arange(int(counts.sum()))
     rows[place, 0], rows[place, 1] = ids, values
@@ -314,10 +318,10 @@ def _check_sparse(matrix: Any, place: str) -> None:
 def _ids_of(
     values: Sequence[Any], known: Mapping[str, int], ends: Sequence[int], apart: bool = True
 ) -> np.ndarray:
-    """The id of each value; what is not a string has -1. Ids of unknown ones begin behind the known, anew
-    in each sequence: the first of its unknown values has the first, and so on; a value that comes again
-    has the id that it had. ends : where sequences begin and end among the values. Unless they are told
-    apart, all unknown ones have the first such id."""
+    """The id of each value; -1 for a value that is not a string. Ids of unknown values begin after the
+    known ones, anew in each sequence: the first unknown value of a sequence gets the first such id, and so
+    on; a value that is repeated gets the same id again. ends : where sequences begin and end among the
+    values. If ``apart`` is False, all unknown values get the first such id."""
     unknown = len(known)
     try:
         ids = np.fromiter(map(known.get, values, repeat(unknown)), np.int64, len(values))

@@ -1,4 +1,5 @@
-"""Labelled data as a fit needs it: encoded and checked, without sequences that teach nothing."""
+"""Labelled data as a fit needs it: encoded, checked, and without sequences from which nothing can be
+learned."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ from structgp.errors import InputError, StructgpWarning
 
 
 def as_list(X: Iterable[Any]) -> list[Any]:
-    """X with generators read out; what is not a sequence is left for the encoder to name."""
+    """X as a list, with generators read out; elements that are not sequences are left for the encoder to
+    report."""
     return [
         x if hasattr(x, "__len__") or not isinstance(x, Iterable) else list(x)
         for x in listed(X, "X", "sequences", "pass one sequence of tokens per example, in a list")
@@ -43,15 +45,16 @@ class Examples:
     """Encoded training data.
 
     rows : one (T, W) matrix per sequence; y : one (T,) array of label indices, ``MISSING`` for missing
-    labels; weights : (N,) how often each sequence counts, None for once; constraints : on labellings;
-    split, links : of examples that are not chains, what each template sees, and the tuples of each example.
-    given : what several annotators said, where y is only the label most probable by that; evidence : (T, V)
-    of each sequence, the log-likelihood of what they said given each label.
+    labels; weights : (N,) how often each sequence counts, None if each counts once; constraints : the rules
+    that labellings obey, None if there are none; split, links : what each template sees, and the tuples of
+    each example, None for chains. given : what several annotators said, in which case y only holds the
+    labels that are most probable given their answers; evidence : one (T, V) array per sequence, the
+    log-likelihood of what annotators said given each label.
 
-    Of these: n_labels; n_sequences, those with tokens; n_tokens; typical_length, the mean over tokens of
-    the length of their sequence; label_counts, (V,) how often each label occurs, sequences counted by their
-    weights; in_many_parts, whether no sequence has more than a tenth of the tokens; some_missing, whether
-    labels are."""
+    Derived from these: n_labels; n_sequences, the number of sequences with tokens; n_tokens;
+    typical_length, the mean over tokens of the length of their sequence; label_counts, (V,) how often each
+    label occurs, with sequences counted by their weights; in_many_parts, true if no sequence has more than
+    a tenth of the tokens; some_missing, true if some labels are missing."""
 
     encoder: FeatureEncoder
     labels: LabelEncoder
@@ -87,8 +90,8 @@ class Examples:
         )
 
     def part(self, index: Sequence[int]) -> Examples:
-        """Some of the sequences, with all labels and features: those that do not occur in them are like
-        ones that were never seen."""
+        """The sequences ``index``, with all labels and features: those that do not occur in these sequences
+        are treated like ones that were never seen."""
         weights = None if self.weights is None else self.weights[list(index)]
         links = None if self.links is None else [self.links[i] for i in index]
         given = None if self.given is None else self.given.part(index)
@@ -102,7 +105,7 @@ class Examples:
         return replace(self, split=None, links=None)
 
     def as_graphs(self, batch: Batch) -> Batch:
-        """The batch of nodes as one of whole examples."""
+        """Turns a batch of nodes into a batch of whole examples."""
         assert self.split is not None
         assert self.links is not None
         return self.split(batch, self.rows, self.links)
@@ -113,7 +116,7 @@ class Examples:
         return 1 if self.split is None else max(1, len(self.split.spec.layers))
 
     def tokens(self, layer: int = 0) -> Examples:
-        """The nodes by themselves, with their labels of one layer."""
+        """The nodes without the links between them, with their labels in one layer."""
         y, labels = self.y, self.labels
         if self.split is not None and self.split.spec.layers:
             start, stop = self.split.spans[self.split.spec.layers[layer]]
@@ -125,12 +128,12 @@ class Examples:
         return Examples(self.encoder, labels, self.rows, y, self.weights, None)
 
     def under(self, constraints: Allowed) -> Examples:
-        """The same under constraints that all labellings obey."""
+        """The same examples under constraints that all their labellings obey."""
         return replace(self, constraints=constraints)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all data."""
+        """SHA-256 of the rows, the labels, their sample weights, the links and the evidence."""
         digest = hashlib.sha256()
         linked = [array for link in self.links or () for array in (*link.tuples, *link.own)]
         for array in (*self.rows, *self.y, self.weights, *linked, *(self.evidence or ())):
@@ -154,12 +157,12 @@ def read_examples(
     spec: Any = None,
     stacklevel: int = 4,
 ) -> Examples:
-    """X and y as examples; of annotations, y is the label that most annotators gave.
+    """Encodes X and y as examples; for annotations, y becomes the label that most annotators gave.
 
     word_parts : whether a new encoder also takes words apart, or the name of the template to take apart.
     spec : of a structure that is not a chain. encoder : a fitted one to extend by the new features, None
-    for a new one; classes : labels besides those of y, which with an encoder come first, in their order.
-    encode_anew : whether the encoder is a new one all the same, for X that holds all that the old one saw.
+    for a new one; classes : labels besides those of y; with an encoder they come first, in their order.
+    encode_anew : whether to build a new encoder all the same, for X that holds all that the old one saw.
     Sequences without any label (with a warning, at ``stacklevel``) or weight become empty ones."""
     shapes = None if spec is None else [shape_of(x, spec.form, f"X[{n}]") for n, x in enumerate(X)]
     annotations, y = (y, []) if isinstance(y, Annotations) else (None, y)
@@ -171,7 +174,7 @@ def read_examples(
         labels_of = check_labels(given_X, y) if shapes is None else node_labels(shapes, y, spec.layers)
     counts = None if weights is None else _check_weights(weights, len(X))
     used = _used(labels_of, counts, stacklevel)
-    # Empty sequences keep the places of the others, which errors name.
+    # Unused sequences become empty, so that errors name the others by their place in X.
     X = [x if i in used else [] for i, x in enumerate(X)]
     shapes = None if shapes is None else [s if i in used else Shape([]) for i, s in enumerate(shapes)]
     labels_of = [of if i in used else [] for i, of in enumerate(labels_of)]
@@ -180,7 +183,7 @@ def read_examples(
     found = {label for labels in each for label in labels if label is not None}
     as_given = y if annotations is None else [v for of in annotations.given for v in of.values()]
     whole = spec is not None and spec.form == "grid" and all(map(has_integers, as_given))
-    # Labels of one layer come together, whatever its name.
+    # Labels of one layer stay together, whatever the layer's name.
     order: Any = int if whole else (lambda label: label.split("=", 1)) if spec and spec.layers else None
     known = classes if encoder is not None else ()
     labels = LabelEncoder([*known, *sorted({*classes, *found} - set(known), key=order)], whole)
@@ -203,7 +206,7 @@ def read_examples(
 
 
 def _label_counts(X: Sequence[Any], spec: Any) -> list[int]:
-    """How many labels each example has, one per token and layer."""
+    """Number of labels of each example: one per token and layer."""
     layers = max(1, len(spec.layers)) if spec else 1
     return [layers * length(x, f"X[{n}]") for n, x in enumerate(X)]
 
@@ -215,8 +218,8 @@ def _encoded(
     features: str,
     word_parts: bool | str,
 ) -> tuple[FeatureEncoder, list[np.ndarray]]:
-    """An encoder that knows all of X, and the rows that it makes of X. Words are taken apart as they were
-    by the known encoder."""
+    """An encoder that knows all of X, and the rows into which it encodes X. If an encoder is already known,
+    words are taken apart as that encoder did."""
     encoder = FeatureEncoder(features).fit(X) if known is None else known.extended(X)
     rows = encoder.transform(X)
     if known is None and word_parts:
@@ -244,7 +247,8 @@ def _flat(
 def _used(
     labels_of: Sequence[Sequence[str | None]], counts: np.ndarray | None, stacklevel: int
 ) -> set[int]:
-    """The sequences that a fit uses: those with a label and a weight; InputError where there are none."""
+    """Indices of the sequences that a fit uses: those with a positive weight that have a label, or no
+    tokens at all. InputError if no token is left."""
     if any(labels_of) and not any(v is not None for of in labels_of for v in of):
         raise InputError("y", "no token has a label", "label some of them")
     labelled = [i for i, of in enumerate(labels_of) if not of or any(v is not None for v in of)]
@@ -261,7 +265,7 @@ def _used(
 
 
 def links_of(split: GraphSplit, rows: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[Links]:
-    """The tuples of each example, whose nodes are encoded as rows."""
+    """The tuples of each example; ``rows`` are the encoded nodes of each."""
     parts = enumerate(zip(rows, shapes, strict=True))
     return [split.links(r, shape, f"X[{n}]") for n, (r, shape) in parts]
 

@@ -1,14 +1,15 @@
-"""Which of a token's features is its word, and whether its parts are worth knowing, told by training data.
+"""Find out from training data which of a token's features is its word, and whether the word's parts are
+useful.
 
-A word is of an open class: at least half of its values were seen once, and most are longer than one
-character. It is neither made by joining other features, nor always a piece of another one. Words before and
-after the token are such features too, but they have the same value, or none, at all beginnings or ends of
-sequences. Where several are left, as with capitals and without, the word is the one that tells most about
-labels.
+Words are an open class: at least half of the feature's values were seen once, and most are longer than one
+character. The feature is neither made by joining other features, nor always a piece of another one. Words
+before and after the token are such features too, but at the beginnings or ends of sequences they always
+have the same value, or none. If several features are left, as with and without capitals, the word is the
+one that tells most about the labels.
 
-Words that were seen once stand for those that are yet to come. Parts are worth knowing if one of them tells
-something about their labels that the two best other features do not: a part of speech may have told it
-already."""
+Words that were seen once stand for those that are yet to come. Parts are useful if one of them tells
+something about the labels of such words that the two best other features do not: a part of speech, for
+instance, may have told it already."""
 
 from __future__ import annotations
 
@@ -19,24 +20,24 @@ import numpy as np
 from structgp.data.word_parts import PARTS, parts_of
 
 OPEN = 0.5
-"""Share of values seen once, at least. Not chosen on data: of words of a few hundred sentences, two thirds
-to four fifths are."""
+"""Smallest share of values seen once for an open class. Not chosen on data: among the words of a few
+hundred sentences, two thirds to four fifths are seen once."""
 
 MOST_TOKENS, MOST_SCORES = 10_000, 2_000_000
-"""Tokens that are looked at, the first ones; and tokens times labels, of which some twenty arrays are made
-(16 MB each)."""
+"""Largest number of tokens that are looked at (the first ones), and largest product of tokens and labels;
+some twenty arrays of that size are made (16 MB each)."""
 
 SHARE = 0.7
-"""Of what a feature tells by itself, if it is told together with others: they overlap. Not chosen on
-data."""
+"""Share of what a feature tells by itself that counts when it is combined with others, since they overlap.
+Not chosen on data."""
 
 LEAST = 0.01
-"""Nats per word seen once that the best part must add. On TRAINING halves of four tasks it adds .09 on
-recipes, .07 on the words of basenp and .09 to .12 on those of chunking; with parts of speech beside the
-words, where parts of words do not help, .00 on basenp, chunking and japanesene."""
+"""Nats per word seen once that the best part must add at least. On TRAINING halves of four tasks it adds
+.09 on recipes, .07 on the words of basenp and .09 to .12 on those of chunking; with parts of speech beside
+the words, where parts of words do not help, .00 on basenp, chunking and japanesene."""
 
 SAMPLE = 200
-"""Tokens, or values of a template, whose strings are looked at."""
+"""Number of tokens, or of values of a template, whose strings are looked at."""
 
 
 def find_word(
@@ -45,12 +46,12 @@ def find_word(
     y: Sequence[np.ndarray],
     word: int | None = None,
 ) -> tuple[int, tuple[int, ...]] | None:
-    """The template of the words, and the parts to add, as places in ``PARTS``; None where there are none.
-    A part that says nothing, or the same as another template, is left out.
+    """The template of the words, and the parts to add, as places in ``PARTS``; None if there are no words
+    or no parts to add. A part that says nothing, or the same as another template, is left out.
 
-    values : of each template, by id; rows : (T, W) of each sequence, value ids first; y : its labels,
-    negative where they are missing; word : the template, if the user has named it. Cost: linear in at most
-    ``MOST_TOKENS`` tokens."""
+    values : one list per template, its values by id; rows : one (T, W) array per sequence, value ids first;
+    y : the labels of each sequence, negative where they are missing; word : the template of the words, if
+    the user has named it. Cost: linear in at most ``MOST_TOKENS`` tokens."""
     ids, labels, edges = _tokens(rows, y, len(values))
     asked = word is not None
     if not asked and len(labels):
@@ -66,7 +67,7 @@ def find_word(
 
 
 def _are_new(parts: Sequence[np.ndarray], ids: np.ndarray, word: int, labels: np.ndarray) -> bool:
-    """Whether a part tells more about words seen once than the two best features do."""
+    """True if some part tells more about the labels of words seen once than the two best features do."""
     here, common = ids[:, word], np.bincount(labels) / len(labels)
     often = np.bincount(here[here >= 0], minlength=1)
     once = np.flatnonzero((here >= 0) & (often[np.maximum(here, 0)] == 1))
@@ -105,8 +106,9 @@ def _word(
 
 
 def evidence_of(ids: np.ndarray, labels: np.ndarray, common: np.ndarray, where: np.ndarray) -> np.ndarray:
-    """(n, V) what a feature says of the labels of n of the tokens, in nats beyond label frequencies (V,):
-    the other tokens with its value predict it, and label frequencies count as one token more."""
+    """(n, V) the evidence of a feature about the labels of the n tokens ``where``, in nats beyond the label
+    frequencies ``common`` (V,): the other tokens with the same value predict the label, and label
+    frequencies count as one more token."""
     _, place = np.unique(ids, return_inverse=True)
     counts = np.zeros((place.max() + 1, len(common)))
     np.add.at(counts, (place, labels), 1.0)
@@ -119,8 +121,9 @@ def evidence_of(ids: np.ndarray, labels: np.ndarray, common: np.ndarray, where: 
 def _tokens(
     rows: Sequence[np.ndarray], y: Sequence[np.ndarray], n_templates: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(N, P) value ids and (N,) labels of tokens that have one, and (2, n, P) value ids of the first and
-    the last token of each sequence. Where tokens have labels of several layers, those of the first."""
+    """(N, P) value ids and (N,) labels of the tokens that have a label, and (2, n, P) value ids of the
+    first and the last token of each sequence. Where tokens have labels in several layers, those of the
+    first layer are used."""
     some, n = [(np.empty((0, n_templates)), np.empty(0, np.int64))], 0
     n_labels = 1 + max((int(labels.max()) for labels in y if len(labels)), default=0)
     most = min(MOST_TOKENS, MOST_SCORES // max(1, n_labels))
@@ -130,7 +133,7 @@ def _tokens(
             n += len(row)
     ids, labels = (np.concatenate(of) for of in zip(*some, strict=True))
     edges = np.array([[own[at] for own, _ in some[1:]] for at in (0, -1)])
-    # Numbered anew: not every label need be the true one of a token.
+    # Renumbered, since some labels may occur at no token.
     _, numbered = np.unique(labels[labels >= 0], return_inverse=True)
     return ids[labels >= 0].astype(np.int64), numbered, edges
 
@@ -143,7 +146,8 @@ def _is_open(ids: np.ndarray, values: Sequence[str]) -> bool:
 
 
 def _texts(values: Sequence[Sequence[str]], ids: np.ndarray) -> list[list[str | None]]:
-    """Of each template, its values at some tokens from all over the data; None where there is none."""
+    """For each template, its values at some tokens from all over the data; None where a token has no
+    value."""
     some = ids[np.linspace(0, len(ids) - 1, min(SAMPLE, len(ids))).astype(int)]
     return [
         [known[i] if i >= 0 else None for i in own.tolist()]
@@ -152,14 +156,14 @@ def _texts(values: Sequence[Sequence[str]], ids: np.ndarray) -> list[list[str | 
 
 
 def _is_joined(p: int, texts: Sequence[Sequence[str | None]]) -> bool:
-    """Whether all values begin or end with those of one other template, with the same character beside
-    them, which is no letter or digit."""
+    """True if all values begin, or all end, with the values of one other template, and the same character,
+    which is not a letter or digit, stands next to them."""
     return any(_mark(texts[p], own, at) for q, own in enumerate(texts) if q != p for at in (0, -1))
 
 
 def _mark(texts: Sequence[str | None], inside: Sequence[str | None], at: int) -> str:
-    """The character beside the values ``inside`` that stand at the beginning (0) or the end (-1) of all
-    texts; '' where they do not, or characters differ."""
+    """The character next to the values ``inside``, which stand at the beginning (``at`` 0) or the end (-1)
+    of all texts; '' if they do not, or if the characters differ."""
     found = ""
     for text, own in zip(texts, inside, strict=True):
         if text is None or own is None:
@@ -173,13 +177,15 @@ def _mark(texts: Sequence[str | None], inside: Sequence[str | None], at: int) ->
 
 
 def _is_piece(texts: Sequence[str | None], of: Sequence[str | None]) -> bool:
-    """Whether all texts are in those of another template, but for capitals, and some are shorter."""
+    """True if every text is contained in that of another template, ignoring capitals, and some are
+    shorter."""
     both = [(a.lower(), b.lower()) for a, b in zip(texts, of, strict=True) if a and b]
     return bool(both) and all(a in b for a, b in both) and any(a != b for a, b in both)
 
 
 def _part_ids(words: Sequence[str], ids: np.ndarray) -> list[np.ndarray]:
-    """(N,) of each part of the words with these ids, numbers that tell its values apart; -1 for none."""
+    """(N,) numbers for each part of the words with these ids, which tell the part's values apart; -1 where
+    there is no word."""
     parts = [parts_of(word) for word in words]
     found = []
     for kind in range(len(PARTS)):
@@ -190,7 +196,7 @@ def _part_ids(words: Sequence[str], ids: np.ndarray) -> list[np.ndarray]:
 
 
 def _say_the_same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two features tell the same tokens apart; not if there are none."""
+    """True if two features tell the same tokens apart; False if there are no tokens."""
     if not len(a):
         return False
     n_a, n_b = len(np.unique(a)), len(np.unique(b))

@@ -11,7 +11,7 @@ from structgp.data.arrays import is_usable, not_usable
 from structgp.errors import InputError
 
 DEEPEST = 20
-"""Dicts in dicts that features may be."""
+"""Largest depth to which feature dicts may be nested."""
 
 
 def flatten(
@@ -34,7 +34,7 @@ def flatten(
             if value != 0:
                 found[name] = float(value)
         elif isinstance(value, list | tuple | set | frozenset):
-            if any(isinstance(v, float | np.floating) for v in value):  # a name for each would be nonsense
+            if any(isinstance(v, float | np.floating) for v in value):  # a feature for each makes no sense
                 problem = f"feature {name!r} is a {type(value).__name__} of numbers"
                 raise InputError(place, problem, "make it a vector with np.array, or use strings")
             found.update({f"{name}:{v}": 1.0 for v in value})

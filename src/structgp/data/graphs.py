@@ -1,4 +1,4 @@
-"""Examples beyond sequences: graphs, trees and grids, and how answers about their nodes get the shape of
+"""Examples that are not sequences (graphs, trees and grids), and answers about their nodes in the shape of
 the example."""
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from structgp.errors import InputError
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes, and what joins them.
+    """Nodes and the edges that join them.
 
     nodes : N of them, with features in any form that the tokens of a sequence may have. edges : {name: (E,
     2)} numbers of the nodes that each edge of this name joins; (E, k) where the structure declares k
     labels. features : {name: (E, D)} numbers, or a list of dicts, for edges that have features of their
     own. parents : (N,) the number of each node's parent, -1 or None for a root, where the structure is a
-    tree. label order: as the nodes."""
+    tree. Labels are in the order of the nodes."""
 
     nodes: Any
     edges: Mapping[str, Any] = field(default_factory=dict)
@@ -43,8 +43,8 @@ class Graph:
 
 @dataclass(frozen=True)
 class Shape:
-    """What an example looks like: its nodes as one sequence, the graph that it came with if any, and (H, W)
-    if it is a grid."""
+    """What an example looks like: its nodes as one sequence, the graph that it came with, if any, and (H,
+    W) if it is a grid."""
 
     nodes: Any
     graph: Graph | None = None
@@ -52,7 +52,7 @@ class Shape:
 
     def fold(self, values: Any, integers: bool = False) -> Any:
         """Values of the nodes, (N, ...) or a list of N, in the shape of the example. Labels of a grid
-        become an array (H, W), of numbers where they were given as such (``integers``)."""
+        become an array (H, W), of numbers if they were given as numbers (``integers``)."""
         if self.size is None:
             return values
         H, W = self.size
@@ -69,7 +69,7 @@ def length_of(nodes: Any) -> int:
 
 
 def shape_of(x: Any, form: str, place: str) -> Shape:
-    """The shape of an example of a structure of this form: 'sequence', 'grid', 'tree' or 'graph'."""
+    """The shape of an example, for a structure of this form: 'sequence', 'grid', 'tree' or 'graph'."""
     if form == "grid":
         return _grid(x, place)
     if isinstance(x, Graph):
@@ -118,7 +118,7 @@ def _grid(x: Any, place: str) -> Shape:
 
 
 def flat_labels(y: Any, shape: Shape, place: str) -> list[Any]:
-    """The labels of all nodes, in order, of an example of that shape."""
+    """The labels of all nodes, in order, of an example that has this shape."""
     if shape.size is None:
         if isinstance(y, str | Mapping) or not hasattr(y, "__len__"):
             return y  # an error that is named later
@@ -140,15 +140,16 @@ def flat_labels(y: Any, shape: Shape, place: str) -> list[Any]:
 
 
 def has_integers(y: Any) -> bool:
-    """Whether the labels of a grid are whole numbers, as images have them, or flags; None where one is
-    missing."""
+    """True if all labels of a grid that are not missing (None) are whole numbers, as in images, or
+    flags."""
     rows = y.tolist() if isinstance(y, ARRAYS) else y
     there = [v for row in rows for v in row if v is not None]
     return all(isinstance(v, int | np.integer) for v in there)
 
 
 def parents_of(graph: Graph | None, n: int, place: str) -> np.ndarray:
-    """(E, 2) parent and child, from the parents of n nodes. InputError where they are not a forest."""
+    """(E, 2) parent and child of each link, from the parents of n nodes. InputError if they are not a
+    forest."""
     if n == 0:
         return np.empty((0, 2), dtype=np.int64)
     if graph is None or graph.parents is None:
@@ -181,7 +182,8 @@ def parents_of(graph: Graph | None, n: int, place: str) -> np.ndarray:
 
 
 def _check_forest(parents: np.ndarray, place: str) -> None:
-    """Halves the way to the root again and again: what never gets there is a circle."""
+    """InputError if some node never leads to a root, which means that there is a circle. All nodes move
+    towards their roots at once, each step twice as far as the one before."""
     at, n = parents.copy(), len(parents)
     for _ in range(max(1, n).bit_length() + 1):
         if not (at >= 0).any():
@@ -194,8 +196,7 @@ def _check_forest(parents: np.ndarray, place: str) -> None:
 
 
 def edges_of(graph: Graph | None, name: str, labels: int, n: int, place: str) -> np.ndarray:
-    """(E, labels) the tuples that an example brings under a name, checked; none where it has no such
-    name."""
+    """(E, labels) the tuples that an example has under a name, checked; empty if it has no such name."""
     given = None if graph is None else graph.edges.get(name)
     place = f"{place}.edges[{name!r}]"
     if given is None:

@@ -1,9 +1,9 @@
-"""Whether a JSON value from a file has the form that is expected, checked before anything is built from it.
+"""Checks that a JSON value from a file has the expected form, before anything is built from it.
 
 A form is a type (``str``, ``bool``, ``list``, ``dict``, ``object`` for anything), ``WHOLE`` or ``NUMBER``;
-``[form]``, a list; ``{"name": form}``, an object, where names that end in ? may be missing and others are
-ignored; ``{str: form}``, an object of any names; or a tuple of alternatives, of which None stands for
-null."""
+``[form]`` for a list; ``{"name": form}`` for an object, in which names that end in ? may be missing and
+other names are ignored; ``{str: form}`` for an object with any names; or a tuple of alternatives, in which
+None stands for null."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _NAMES = {str: "text", bool: "true or false", list: "a list", dict: "an object",
 
 
 class FormError(ValueError):
-    """Where a value does not have its form, and what is there instead, in a few words."""
+    """Says, in a few words, where a value does not have its form and what is there instead."""
 
 
 def read_object(text: str) -> dict[str, Any]:
-    """The JSON object in ``text``; FormError if there is none, or one that Python cannot hold."""
+    """The JSON object in ``text``; FormError if there is none, or if Python cannot hold it."""
     try:
         found = json.loads(text)
     except RecursionError:
@@ -38,7 +38,7 @@ def read_object(text: str) -> dict[str, Any]:
 
 
 def check_form(value: Any, form: Any, place: str = "") -> None:
-    """FormError, with the place, at the first value that does not have its form."""
+    """FormError, with the place, for the first value that does not have its form."""
     if isinstance(form, tuple):
         if not any(_fits(value, one, place) for one in form):
             _check_alternatives(value, form, place)
@@ -81,7 +81,7 @@ def _fits(value: Any, form: Any, place: str) -> bool:
 
 
 def _check_alternatives(value: Any, form: tuple[Any, ...], place: str) -> None:
-    """Raises what the last alternative says: null, where it is one, comes first."""
+    """Raises the error of the last alternative; null, if it is an alternative, comes first."""
     check_form(value, form[-1], place)
 
 

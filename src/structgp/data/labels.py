@@ -1,4 +1,4 @@
-"""Labels: as names and as numbers, and checks that they fit their sequences."""
+"""Labels as names and as numbers, and checks that they fit their sequences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from structgp.data.token_forms import length
 from structgp.errors import InputError
 
 UNSEEN = -2
-"""The index of a label that training never saw."""
+"""Index of a label that training never saw."""
 
 
 @dataclass
@@ -24,7 +24,7 @@ class LabelEncoder:
 
     classes: list[str] = field(default_factory=list)
     integers: bool = False
-    """Whether labels were given, and are returned, as numbers."""
+    """True if labels were given, and are returned, as numbers."""
 
     def fit(self, y: Iterable[Iterable[str | None]]) -> LabelEncoder:
         self.classes = sorted({label for labels in y for label in labels if label is not None})
@@ -36,13 +36,13 @@ class LabelEncoder:
         return [np.array([index.get(v, UNSEEN) for v in labels], dtype=np.int64) for labels in y]
 
     def names(self, indices: Iterable[int]) -> list[str]:
-        # Numbers of Python are quicker places in a list than those of NumPy.
+        # Python's integers index a list faster than NumPy's.
         places = indices.tolist() if isinstance(indices, np.ndarray) else indices
         return list(map(self.classes.__getitem__, places))
 
 
 def as_label_lists(y: Any, name: str = "y") -> list[Any]:
-    """y with a generator read out; InputError where it is not a list of anything."""
+    """y as a list, with a generator read out; InputError if it cannot be a list of label sequences."""
     remedy = "pass one list of labels per sequence, in a list"
     if isinstance(y, str | bytes | Mapping | set | frozenset):
         raise InputError(name, f"expected a list of label sequences, got a {type(y).__name__}", remedy)
@@ -50,7 +50,7 @@ def as_label_lists(y: Any, name: str = "y") -> list[Any]:
 
 
 def listed(given: Any, name: str, what: str, remedy: str) -> list[Any]:
-    """``given`` as a list of ``what``; InputError where it cannot be iterated over."""
+    """``given`` as a list of ``what``; InputError if it cannot be iterated over."""
     try:
         return list(given)
     except TypeError:
@@ -103,13 +103,13 @@ def all_labelled(found: list[list[str | None]]) -> list[list[str]]:
 
 
 def only_one_class(label: str, place: str) -> InputError:
-    """The error for data with nothing to tell apart."""
+    """The error for data in which all tokens have the same label."""
     problem = f"every token has the same label, {label!r}: only one class"
     return InputError(place, problem, "pass data with at least two labels")
 
 
 def check_several(classes: Sequence[str], layers: Sequence[str]) -> None:
-    """InputError unless there are labels to tell apart, in each layer."""
+    """InputError unless there are at least two labels, and at least two in each layer."""
     if len(classes) < 2:
         raise only_one_class(classes[0], "y")
     for layer in layers:
@@ -120,7 +120,8 @@ def check_several(classes: Sequence[str], layers: Sequence[str]) -> None:
 
 
 def by_layer(layers: Sequence[str], values: Sequence[Any]) -> dict[str, list[Any]]:
-    """Values of variables, one layer after the other, by layer; labels without the layer's name."""
+    """Splits values of variables, which come one layer after the other, into a dict by layer; the layer's
+    name is removed from labels."""
     n, found = len(values) // len(layers), {}
     for k, layer in enumerate(layers):
         start, own = f"{layer}=", []
@@ -141,8 +142,8 @@ def by_layer(layers: Sequence[str], values: Sequence[Any]) -> dict[str, list[Any
 def node_labels(
     shapes: Sequence[Shape], y: Sequence[Any], layers: Sequence[str], name: str = "y"
 ) -> list[list[str | None]]:
-    """The labels of all nodes of each example, in order; with layers, those of one layer after the other,
-    each with its layer's name before it."""
+    """The labels of all nodes of each example, in order; with layers, one layer after the other, each label
+    with its layer's name before it."""
     nodes = [shape.nodes for shape in shapes]
     if len(nodes) != len(y):
         problem = f"{len(y)} labellings for {len(nodes)} examples"
@@ -169,7 +170,7 @@ def node_labels(
 
 
 def check_obeyed(rules: Allowed, y: Iterable[tuple[int, np.ndarray]], classes: Sequence[str]) -> None:
-    """InputError for the first of the numbered label sequences that the rules forbid."""
+    """InputError for the first of the numbered label sequences that breaks the rules."""
     for n, sequence in y if not rules.follows_freely else ():
         t = rules.breaks(sequence.tolist())
         possible = np.ones((len(sequence), len(classes)), bool)

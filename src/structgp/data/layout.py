@@ -17,9 +17,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Tuples:
-    """The tuples of one template. index : (B, E, a) the variables of each, all different; 0 at padding.
-    mask : (B, E) true at real tuples. first, sizes : (a,) each; the label at place j of a tuple is one of
-    the ``sizes[j]`` labels from ``first[j]`` on."""
+    """The tuples of one template. index : (B, E, a) the variables of each tuple, all different; 0 at
+    padding. mask : (B, E) true at real tuples. first, sizes : (a,) each; the label at place j of a tuple is
+    one of the ``sizes[j]`` labels from ``first[j]`` on."""
 
     name: str
     index: Tensor
@@ -45,9 +45,9 @@ class Tuples:
 @dataclass(frozen=True)
 class GraphLayout:
     """mask : (B, N) true at real variables, which come first in each row unless ``span`` says otherwise.
-    tuples : of every template but the nodes. span : (B, N, 2) first label of each variable and one past its
-    last, None where every variable takes all V labels. Two layouts with equal ``key`` have the same
-    programs."""
+    tuples : one entry per template other than the nodes. span : (B, N, 2) first label of each variable and
+    one past its last, None if every variable takes all V labels. Two layouts with equal ``key`` have the
+    same programs."""
 
     mask: Tensor
     tuples: tuple[Tuples, ...] = ()
@@ -58,7 +58,7 @@ class GraphLayout:
 
     @cached_property
     def key(self) -> bytes:
-        """What tells this topology from others."""
+        """Identifies this topology: layouts with equal keys have the same variables, tuples and spans."""
         parts = [self.mask, *(x for t in self.tuples for x in (t.index, t.mask))]
         parts += [] if self.span is None else [self.span]
         told = [repr((t.first, t.sizes)).encode() for t in self.tuples]
@@ -72,7 +72,7 @@ class GraphLayout:
 
     @cached_property
     def kept(self) -> dict[Any, Any]:
-        """What programs keep for the next time that they meet this layout."""
+        """Cache in which programs keep what they need the next time they meet this layout."""
         return {}
 
     def to(self, device: str | torch.device) -> GraphLayout:
@@ -83,7 +83,7 @@ class GraphLayout:
         return GraphLayout(self.mask.to(device), tuples, span)
 
     def rows(self, index: Sequence[int] | Tensor) -> GraphLayout:
-        """The layout of some of the examples, in this order; one may come several times."""
+        """The layout of the examples ``index``, in this order; an example may come several times."""
         at = torch.as_tensor(index, dtype=torch.long, device=self.mask.device)
         tuples = tuple(replace(t, index=t.index[at], mask=t.mask[at]) for t in self.tuples)
         return GraphLayout(self.mask[at], tuples, None if self.span is None else self.span[at])

@@ -1,7 +1,7 @@
 """The tuples of every template in an example, and their features.
 
-``Links`` is what one example has beside the features of its nodes; ``GraphSplit`` finds it, and turns
-padded batches of nodes into batches of graphs."""
+``Links`` holds what one example has besides the features of its nodes; ``GraphSplit`` finds these links,
+and turns padded batches of nodes into batches of graphs."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from structgp.errors import InputError
 
 @dataclass(frozen=True)
 class Links:
-    """One example: for every template but the nodes, (E, a) the tokens of each tuple, and features of their
-    own (E, W), None where they have none."""
+    """The links of one example, for every template but the nodes: ``tuples``, (E, a) the tokens of each
+    tuple, and ``own``, (E, W) the tuples' own features, None where they have none."""
 
     tuples: tuple[np.ndarray, ...]
     own: tuple[np.ndarray | None, ...]
 
 
 class TupleView(RowLayout):
-    """What a template sees of the features of the tokens of its tuples: categorical columns of each place
-    side by side, and everything else as one block of sparse features.
+    """What a template sees of the features of the tokens in its tuples: the categorical columns of each
+    place side by side, and everything else as one block of sparse features.
 
-    template : with ``features``, ``without``, ``ends`` and ``labels``. encoder : of the tokens, or of the
+    template : has ``features``, ``without``, ``ends`` and ``labels``. encoder : of the tokens, or of the
     tuples' own features."""
 
     dense_width = 0
@@ -52,8 +52,8 @@ class TupleView(RowLayout):
         self.lay_out()
 
     def rows(self, rows: np.ndarray, index: np.ndarray) -> np.ndarray:
-        """(E, W) features of the tuples ``index`` (E, a), from rows (T, W') of the encoder: of tokens, or
-        of the tuples themselves."""
+        """(E, W) features of the tuples ``index`` (E, a), from the encoder's rows (T, W') of tokens, or of
+        the tuples themselves."""
         rows = self.node.select(rows)
         chosen = [rows if self.own else rows[index[:, j]] for j in self.places]
         P, D = len(self.node.templates), self.node.dense_width
@@ -72,11 +72,12 @@ class TupleView(RowLayout):
 
 
 class GraphSplit:
-    """What each template of a structure sees.
+    """What each template of a structure sees of the tokens and the links between them.
 
-    spec : of the structure. encoder : of the nodes; own : of tuples that have features of their own, by the
-    template's name. classes : the labels; those of a layer begin with its name and '='. views : one per
-    template, None for one table. node, next : as ``FeatureSplit`` has them."""
+    spec : of the structure. encoder : of the nodes; own : by template name, the encoders of tuples that
+    have features of their own. classes : the labels; those of a layer begin with its name and '='. views :
+    one per template, None for a template whose scores are a constant table. node, next : as in
+    ``FeatureSplit``."""
 
     next = None
     is_whole = False
@@ -104,7 +105,7 @@ class GraphSplit:
         return [self.spans[layer] for layer in template.layers or ("",) * template.labels]
 
     def links(self, rows: np.ndarray, shape: Shape, place: str) -> Links:
-        """The tuples of an example whose nodes are encoded as rows (T, W)."""
+        """The tuples of an example, whose nodes are encoded as ``rows`` (T, W)."""
         n, found, own = len(rows), [], []
         for template in self.spec.templates:
             if template.rule in ("node", "length"):
@@ -131,7 +132,7 @@ class GraphSplit:
         return self._same(template, rows)
 
     def _same(self, template: Any, rows: np.ndarray) -> np.ndarray:
-        """(E, 2) tokens with the same value of a feature."""
+        """(E, 2) pairs of tokens with the same value of a feature."""
         if not len(rows):
             return np.empty((0, 2), dtype=np.int64)
         (column,) = self.encoder.columns_named([template.key])
@@ -171,8 +172,8 @@ class GraphSplit:
         return sum(t.rule in ("node", "length") for t in self.spec.templates[:k])
 
     def __call__(self, batch: Batch, rows: Sequence[np.ndarray], links: Sequence[Links]) -> Batch:
-        """The batch of nodes as a batch of graphs. rows, links : of all examples, which ``batch.index``
-        counts."""
+        """Turns a batch of nodes into a batch of graphs. rows, links : those of all examples, to which
+        ``batch.index`` refers."""
         index = batch.index.tolist()
         T, templates = batch.mask.shape[1], self.spec.templates
         x = self.node.select(batch.x)
@@ -212,7 +213,7 @@ class GraphSplit:
 
 
 def spans_of(layers: Sequence[str], classes: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """First label of each layer and one past its last; all labels under '' without layers."""
+    """First label of each layer and one past its last; without layers, the span of all labels, under ''."""
     if not layers:
         return {"": (0, len(classes))}
     found = {}
@@ -226,7 +227,7 @@ def spans_of(layers: Sequence[str], classes: Sequence[str]) -> dict[str, tuple[i
 
 
 def _at_offset(size: tuple[int, int], offset: tuple[int, int]) -> np.ndarray:
-    """(E, 2) pixels of a grid and those at an offset (rows, columns) from them."""
+    """(E, 2) pairs of a pixel of a grid and the pixel at an offset (rows, columns) from it."""
     (H, W), (down, right) = size, offset
     place = np.arange(H * W).reshape(H, W)
     first = place[: max(0, H - down), max(0, -right) : max(0, W - right) if right > 0 else W]
@@ -235,7 +236,8 @@ def _at_offset(size: tuple[int, int], offset: tuple[int, int]) -> np.ndarray:
 
 
 def _padded(tuples: Sequence[np.ndarray], a: int) -> tuple[Tensor, Tensor]:
-    """(B, E, a) index and (B, E) mask."""
+    """(B, E, a) index and (B, E) mask of the tuples of B examples, padded to the largest number of
+    tuples."""
     E = max((len(t) for t in tuples), default=0)
     index, mask = np.zeros((len(tuples), E, a), dtype=np.int64), np.zeros((len(tuples), E), dtype=bool)
     for b, t in enumerate(tuples):
@@ -244,7 +246,7 @@ def _padded(tuples: Sequence[np.ndarray], a: int) -> tuple[Tensor, Tensor]:
 
 
 def _padded_rows(rows: Sequence[np.ndarray], view: RowLayout, n: int) -> Tensor:
-    """(B, E, W) features of tuples, the usual ones at padding."""
+    """(B, E, W) features of tuples, with ``pad_row`` at padding."""
     width = max(r.shape[1] for r in rows)
     width = max(width, len(view.pad_row) + 2 * view.has_sparse)
     unused = np.tile(UNUSED, (width - len(view.pad_row)) // 2)
@@ -256,7 +258,7 @@ def _padded_rows(rows: Sequence[np.ndarray], view: RowLayout, n: int) -> Tensor:
 
 
 def check_edges(spec: Any, shapes: Sequence[Shape]) -> None:
-    """InputError where no example has edges of a name that the structure declares."""
+    """InputError if the structure declares edges of a name that no example has."""
     graphs = [shape.graph for shape in shapes if shape.graph is not None]
     there = {name for graph in graphs for name, rows in graph.edges.items() if length_of(rows)}
     for template in spec.templates:
@@ -267,7 +269,7 @@ def check_edges(spec: Any, shapes: Sequence[Shape]) -> None:
 
 
 def own_encoders(spec: Any, shapes: Sequence[Shape]) -> dict[str, FeatureEncoder]:
-    """Encoders of the features that edges have of their own, by template."""
+    """Encoders of the edges' own features, by template name."""
     found = {}
     for template in spec.templates:
         if template.ends == "own":

@@ -12,27 +12,29 @@ import numpy as np
 from structgp.errors import StructgpWarning
 
 SLIPS, TIMES = 3, 10
-"""A slip is made so often at most, and what was meant is so many times as frequent at least."""
+"""A slip occurs at most this often, and the label that was meant at least this many times as often as the
+slip."""
 
 SHORTEST = 3
-"""Letters that a name has to have: of shorter ones, too many are a letter apart on purpose."""
+"""Fewest letters of a name for it to be compared: too many shorter names are one letter apart on
+purpose."""
 
 ENOUGH_TOKENS = 200
-"""From so many labelled tokens on, a label whose name occurs once is worth a word."""
+"""Number of labelled tokens from which on labels whose name occurs once are worth a warning."""
 
 MOSTLY_ONCE = 0.5
 """Share of the tokens from which on labels that occur once are not slips but all there is to learn from."""
 
 MOST_NAMED = 5
-"""Labels that a warning names."""
+"""Largest number of labels that a warning names."""
 
 
 def warn_of_odd_labels(
     examples: Any, before: Mapping[str, float] | None = None, stacklevel: int = 3
 ) -> None:
-    """One warning for all of them, or one that next to nothing can be learned. examples : with classes, how
-    often each occurs, and ``given`` where they are those of several annotators. before : how often labels
-    occurred in earlier data."""
+    """Gives one warning for all labels that look like slips, or one that next to nothing can be learned.
+    examples : have classes, how often each occurs, and ``given`` if the labels are those of several
+    annotators. before : how often labels occurred in earlier data."""
     numbers, given = examples.label_counts, getattr(examples, "given", None)
     if given is not None:
         numbers = np.bincount(given.label, minlength=len(numbers))
@@ -68,7 +70,7 @@ def _some(told: list[str]) -> list[str]:
 
 
 def single(counts: Mapping[str, float]) -> list[str]:
-    """Labels whose name occurs once, whatever the prefix."""
+    """The labels whose name occurs once in total, whatever the prefix."""
     names = Counter[str]()
     for label, count in counts.items():
         names[_parts(label)[1]] += count  # type: ignore[assignment]
@@ -90,8 +92,8 @@ def meant_by(counts: Mapping[str, float]) -> dict[str, str]:
 
 
 def _is_close(one: str, other: str) -> bool:
-    """Whether two labels with the same prefix of a tagging scheme have names that differ in one letter:
-    another, one more, one less, two exchanged, or capitals."""
+    """True if two labels with the same prefix of a tagging scheme have names that differ by one letter
+    (replaced, added or missing), by two neighbouring letters exchanged, or only in capitals."""
     (prefix, a), (other_prefix, b) = _parts(one), _parts(other)
     if prefix != other_prefix or min(len(a), len(b)) < SHORTEST or a == b:
         return False
@@ -109,5 +111,5 @@ def _is_close(one: str, other: str) -> bool:
 
 
 def _parts(label: str) -> tuple[str, str]:
-    """A prefix such as B- and the name after it; no prefix where there is none."""
+    """A label's prefix, such as B-, and the name after it; the prefix is '' if there is none."""
     return (label[:2], label[2:]) if label[1:2] == "-" else ("", label)

@@ -1,4 +1,4 @@
-"""What is said of files that cannot be opened and of encodings that do not exist."""
+"""Errors for files that cannot be opened and for encodings that do not exist."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _CANNOT_OPEN = {
 
 
 def check_encoding(encoding: str, place: str) -> None:
-    """Raise an :class:`InputError` at ``place`` where Python has no such encoding of text."""
+    """Raise an :class:`InputError` at ``place`` if Python does not know this encoding of text."""
     try:
-        "".encode(encoding)  # refuses what is a codec but not of text, such as hex
+        "".encode(encoding)  # also refuses codecs that do not encode text, such as hex
     except (LookupError, ValueError) as error:
         remedy = "name one that Python knows, such as utf-8, euc-jp or latin-1, with encoding="
         raise InputError(place, f"unknown encoding {encoding!r}", remedy) from error

@@ -5,7 +5,7 @@ A declaration is one of ``data.schemes``, for neighbours in a sequence, or names
     {"forbidden": {"next": [("A", "B")], "cites": [("A", "B")]}, "allowed": {"parent": [("A", "A"), ...]}}
 
 A template goes by its name, by the name of the edges, or by the feature of equal tokens. A tagging scheme
-may stand beside it: ``{"scheme": "BIO", "forbidden": {...}}``. In the pairs of 'next', None stands for the
+may be given as well: ``{"scheme": "BIO", "forbidden": {...}}``. In the pairs of 'next', None stands for the
 start or the end of a sequence. Labels of a layer are written without the layer's name."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PLACE = "constraints"
 
 
 def declared_rules(declared: Any, classes: Sequence[str], spec: Any = None) -> Allowed:
-    """The rules that a declaration makes for the labels ``classes``. spec : of the structure, None for a
+    """The rules that a declaration makes for the labels ``classes``. spec : the structure's, None for a
     chain."""
     by_template = _by_template(declared)
     if by_template is None:
@@ -45,12 +45,13 @@ def free(V: int) -> Allowed:
 
 
 def is_plain_next(template: Any) -> bool:
-    """Whether a template is that of neighbours in a sequence, which schemes are about."""
+    """True for the template of neighbours in a sequence, which is the one that tagging schemes are
+    about."""
     return bool(template.rule == "next" and template.labels == 2 and not template.layers)
 
 
 def _by_template(declared: Any) -> dict[str, Mapping[str, Any]] | None:
-    """The parts of a declaration that name templates; None for one that does not."""
+    """The parts of a declaration that name templates; None if it does not name templates."""
     if not isinstance(declared, Mapping) or not declared:
         return None
     parts = {kind: rules for kind, rules in declared.items() if kind != "scheme"}
@@ -70,7 +71,7 @@ def _example(spec: Any) -> str:
 
 
 def _also(rules: Allowed, kind: str, name: str, tuples: Any, classes: Sequence[str], spec: Any) -> Allowed:
-    """The rules, and those on one template."""
+    """The given rules together with the rules that ``tuples`` make for one template."""
     place = f"{PLACE}[{kind!r}][{name!r}]"
     template = None if spec is None and name == "next" else _template(name, spec, place)
     if template is None or is_plain_next(template):
@@ -98,7 +99,7 @@ def _template(name: str, spec: Any, place: str) -> Any:
 def _table(
     kind: str, template: Any, tuples: Any, classes: Sequence[str], spec: Any, place: str
 ) -> np.ndarray:
-    """(*sizes) whether the tuples of a template may have these labels."""
+    """(*sizes), true where the tuples of a template may have these labels."""
     spans = spans_of(spec.layers, classes)
     layers = template.layers or ("",) * template.labels
     places = [_own_labels(classes, *spans[layer], layer) for layer in layers]

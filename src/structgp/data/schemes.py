@@ -21,9 +21,9 @@ _OPEN, _GOES_ON = frozenset("BI"), frozenset("IE")
 
 @dataclass(frozen=True)
 class Allowed:
-    """follows : (V, V), whether the column's label may follow the row's; starts, ends : (V,), whether a
-    sequence may start and end with a label; more : by template of a declared structure, whether its tuples
-    may have these labels."""
+    """The labels that may follow each other. follows : (V, V), true where the column's label may follow the
+    row's; starts, ends : (V,), true for labels that a sequence may start or end with; more : by template of
+    a declared structure, true for the labels that its tuples may have."""
 
     follows: np.ndarray
     starts: np.ndarray
@@ -49,8 +49,8 @@ class Allowed:
         return Allowed(follows, starts, ends, more)
 
     def breaks(self, labels: Sequence[int]) -> int | None:
-        """The first position whose label is forbidden after the label before it, at the start or at the
-        end; None if there is none. Missing labels (negative) are skipped."""
+        """The first position whose label is forbidden after the label before it, or at the start or the end
+        of the sequence; None if there is none. Missing labels (negative) are skipped."""
         for t, label in enumerate(labels):
             if label < 0:
                 continue
@@ -64,7 +64,7 @@ class Allowed:
         return None
 
     def obeyed(self, labels: np.ndarray) -> bool:
-        """Whether these label indices, negative where one is missing, can be part of an allowed
+        """True if these label indices, negative where a label is missing, can be part of an allowed
         labelling."""
         if (labels < 0).any():
             possible = np.ones((len(labels), len(self.starts)), bool)
@@ -74,7 +74,7 @@ class Allowed:
         return bool(ends and self.follows[labels[:-1], labels[1:]].all())
 
     def has_labelling(self, possible: np.ndarray) -> bool:
-        """Whether some labelling with only ``possible`` (T, V) labels is allowed."""
+        """True if some labelling that uses only the ``possible`` (T, V) labels is allowed."""
         if not len(possible):
             return True
         here = self.starts & possible[0]
@@ -97,10 +97,11 @@ def allowed(declared: Any, classes: Sequence[str], place: str = "constraints") -
 
 
 def scheme_of(classes: Sequence[str]) -> str | None:
-    """The tagging scheme that the labels are written in: 'BIO', 'IOBES', 'BILOU' or 'IO'; None where there
-    is no sign of one. All labels but O must have a tag, either all with a type (B-X) or all alone (B), and
-    the tags must show where spans begin and go on, or end: one label I-X beside IN and NN is no sign. Nor
-    are B and I alone, as of text cut into words: all that BIO forbids there is to start within a word."""
+    """The tagging scheme that the labels are written in: 'BIO', 'IOBES', 'BILOU' or 'IO'; None if they show
+    none. All labels but O must have a tag, either all with a type (B-X) or all without (B), and the tags
+    must show where spans begin and go on, or where they end: a single label I-X among labels such as IN and
+    NN does not show a scheme. Nor do B and I without O, as used to cut text into words: all that BIO would
+    forbid there is to start within a word."""
     tags, typed = set(), set()
     for tag, dash, kind in (label.partition("-") for label in classes if label != "O"):
         if tag not in _TAGS or bool(dash) != bool(kind):
@@ -120,7 +121,7 @@ def scheme_of(classes: Sequence[str]) -> str | None:
 
 
 def obeyed_scheme(classes: Sequence[str], y: Iterable[np.ndarray]) -> str | None:
-    """The scheme of the labels, if every labelling in y obeys it."""
+    """The scheme that the labels are written in, if every labelling in y obeys it; otherwise None."""
     name = scheme_of(classes)
     rules = None if name is None else allowed(name, classes)
     return name if rules is not None and all(map(rules.obeyed, y)) else None
@@ -150,7 +151,7 @@ def _of_scheme(name: str, classes: Sequence[str], place: str) -> Allowed:
 
 
 def _parse(label: str) -> tuple[str, str]:
-    """Label -> tag and type; labels without a tag are outside."""
+    """Splits a label into tag and type; a label without a tag counts as outside (O)."""
     tag, dash, kind = label.partition("-")
     return (_TAGS[tag], kind) if tag in _TAGS and (dash or label == tag) else ("O", "")
 

@@ -1,4 +1,4 @@
-"""Spans as labels of tokens, and back: one reading for every tagging scheme, and labels in a chosen one.
+"""Reads spans from labels in any tagging scheme, and writes spans as labels in a chosen one.
 
 A span is (first token, one past the last token, type)."""
 
@@ -11,7 +11,7 @@ from structgp.errors import InputError
 TokenSpan = tuple[int, int, str]
 
 SCHEMES = ("BIO", "IOBES", "BILOU", "IO")
-"""Schemes that spans can be written in."""
+"""Tagging schemes that spans can be written in."""
 
 _CHUNK_TAGS, _OUTSIDE_TAGS, _BILOU = frozenset("BIES[]"), frozenset("O."), {"L": "E", "U": "S"}
 _ALWAYS_STARTS, _ALWAYS_ENDS = frozenset("BS[]"), frozenset("ES[]")
@@ -52,7 +52,7 @@ def chunks(labels: Sequence[str]) -> list[TokenSpan]:
 
 def labels_to_spans(labels: Sequence[str | None]) -> list[TokenSpan]:
     """The spans that labels stand for, in order, whatever the scheme. A token whose label is not known
-    (None) is outside: what it belongs to cannot be told.
+    (None) counts as outside, since its span cannot be told.
 
     Example
     -------
@@ -67,8 +67,8 @@ def spans_to_labels(
 ) -> list[str]:
     """One label per token for spans that do not overlap, 'O' outside of them.
 
-    scheme : 'BIO' (also 'IOB2'), 'IOBES' (also 'BIOES'), 'BILOU' or 'IO'. In IO, spans of one type that
-    touch read back as one. place : what errors call the spans.
+    scheme : 'BIO' (also 'IOB2'), 'IOBES' (also 'BIOES'), 'BILOU' or 'IO'. In IO, adjacent spans of one
+    type are read back as one. place : what errors call the spans.
 
     Example
     -------
@@ -92,7 +92,7 @@ def spans_to_labels(
 
 
 def known_scheme(scheme: str) -> str:
-    """The scheme's own name, one of ``SCHEMES``."""
+    """The scheme's usual name, one of ``SCHEMES``."""
     name = _NAMES.get(str(scheme).upper(), str(scheme).upper())
     if name not in SCHEMES:
         raise InputError("scheme", f"{scheme!r} is not a scheme", f"use one of {', '.join(SCHEMES)}")

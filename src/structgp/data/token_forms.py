@@ -1,4 +1,4 @@
-"""The forms that tokens may have: dicts, strings, dense and sparse arrays; and what is said of others."""
+"""The forms that tokens may have: dicts, strings, dense and sparse arrays; and errors for anything else."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from structgp.errors import InputError
 _PLAIN, _USUAL = {str}, {list, tuple, set, frozenset}
 
 LISTS = (Sequence, *ARRAYS, set, frozenset)
-"""What a token that is a list of strings may be."""
+"""Types of a token that is a list of strings."""
 
 
 def not_empty(X: Iterable[Any], form: str = "") -> Iterator[tuple[str, Any]]:
-    """The sequences with tokens, all of one form, and what errors call them."""
+    """Yields the sequences that have tokens, each with the place by which errors call it; InputError for a
+    sequence that does not have the given form."""
     for n, x in enumerate(X):
         if form_of(x, place := f"X[{n}]", form):
             yield place, x
@@ -38,8 +39,8 @@ def _not_a_sequence(x: Any, place: str) -> InputError:
 
 
 def form_of(x: Any, place: str, expected: str = "") -> str:
-    """'dicts', 'strings', 'dense' or 'sparse': the form of a sequence, '' if it has no tokens. InputError
-    if it is not the expected one."""
+    """The form of a sequence: 'dicts', 'strings', 'dense' or 'sparse'; '' if it has no tokens. InputError
+    if it is not the expected form."""
     if not length(x, place):
         return ""
     if scipy.sparse.issparse(x):

@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 MAX_TEMPLATES = 64
-"""With more string-valued keys than this, features='auto' reads them as a bag, not as templates."""
+"""Largest number of string-valued keys that features='auto' reads as templates; more are read as a bag."""
 
 MOST_PLACES = 1 << 26
-"""Columns of scipy-sparse matrices up to which a table has the id of each, 4 bytes per column: 256 MB at
-most. In wider ones, as hashing makes them, a column is searched for among those seen."""
+"""Largest number of columns of scipy-sparse matrices for which a table holds the id of each, at 4 bytes per
+column: 256 MB at most. In wider matrices, as hashing makes them, a column is searched for among those
+seen."""
 
 AT_ONCE = 64
-"""Sequences whose values are collected together."""
+"""Number of sequences whose values are collected together."""
 
 _TEXTS = {str, type(None)}
 """Types that the values of a template have."""
@@ -45,15 +46,16 @@ class Block:
 
     @property
     def said(self) -> str:
-        """Its kind, with the values that tokens have there, for messages."""
+        """The block's kind, with the values that tokens have there, for messages."""
         values = {"categorical": "strings", "sparse": "numbers and flags", "dense": "arrays"}
         return f"{self.kind} features ({values[self.kind]})"
 
 
 class RowLayout:
-    """What a row consists of: categorical templates, ``dense_width`` columns, and a sparse block or none.
+    """What a row consists of: categorical templates, ``dense_width`` columns, and possibly a sparse block.
 
-    blocks : those of a row, in order; pad_row : the row at padded positions, up to the sparse block."""
+    blocks : the blocks of a row, in order; pad_row : the row at padded positions, without its sparse
+    block."""
 
     templates: list[str]
     dense_width: int
@@ -80,7 +82,7 @@ class Vocabulary(RowLayout):
     template, however many there are. After ``fit`` there are also
 
     form : 'strings', 'dicts', 'sparse' or 'dense'.
-    templates : names of the categorical columns: those that tokens have, then parts of words.
+    templates : names of the categorical columns: first those that tokens have, then parts of words.
     values : one dict per template, value -> id.
     vectors : dict, key of a vector in feature dicts -> its number of elements.
     attributes : dict, name of a sparse feature -> id.
@@ -88,7 +90,7 @@ class Vocabulary(RowLayout):
     width : number of columns of dense or scipy-sparse matrices.
     columns : the columns of scipy-sparse matrices that were seen, sorted; the place of one is its id.
     dense_width : number of dense columns of a row.
-    parts : of the words, where ``add_parts`` has made features of them; None otherwise."""
+    parts : the parts of words, if ``add_parts`` has made features of them; None otherwise."""
 
     features: str = "auto"
     form: str = ""
@@ -104,12 +106,12 @@ class Vocabulary(RowLayout):
 
     @property
     def given(self) -> list[str]:
-        """The templates that tokens have themselves."""
+        """The templates that tokens have themselves, without parts of words."""
         return self.templates[: len(self.templates) - (len(self.parts.kinds) if self.parts else 0)]
 
     def add_parts(self, word: int, kinds: Sequence[int]) -> None:
-        """Makes parts of the values of template ``word`` templates of their own, behind the others. A part
-        whose name is that of a template already is left out: the user has made it."""
+        """Makes parts of the values of template ``word`` templates of their own, after the others. A part
+        whose name is already that of a template is left out: the user has made it."""
         kinds = [k for k in kinds if f"{PARTS[k]} of {self.templates[word]}" not in self.templates]
         if not kinds:
             return
@@ -121,7 +123,7 @@ class Vocabulary(RowLayout):
 
     @property
     def n_sparse(self) -> int:
-        """How many sparse features are known."""
+        """Number of sparse features that are known."""
         return len(self.columns) or len(self.attributes)
 
     @cached_property
@@ -136,8 +138,8 @@ class Vocabulary(RowLayout):
         return places
 
     def fit(self, X: Iterable[Any]) -> Self:
-        """Learn form and values from X, which is gone through more than once. Memory is that of one
-        sequence and of what is learned."""
+        """Learn form and values from X, which is iterated over more than once. Memory holds at most
+        ``AT_ONCE`` sequences at a time, and what is learned."""
         if self.features not in ("auto", "columns", "bag"):
             problem = f"{self.features!r} is not known"
             raise InputError("features", problem, "use 'auto', 'columns' or 'bag'")
@@ -160,7 +162,7 @@ class Vocabulary(RowLayout):
         return self
 
     def learn_more(self, X: Iterable[Any]) -> None:
-        """Add the values of X behind the known ones; templates stay."""
+        """Add the values of X after the known ones; templates stay."""
         self.__dict__.pop("mixed_keys", None)
         if self.form == "sparse":
             self._learn_columns(X)
@@ -235,8 +237,8 @@ class Vocabulary(RowLayout):
         self.has_sparse = bool(self.attributes)
 
     def _learn_tokens(self, given: Sequence[tuple[str, Any]], strings: dict[str, dict[str, int]]) -> None:
-        """From sequences of dicts, each given with its place: values of string features, by key, in the
-        order in which they are seen; attributes and vectors."""
+        """Learn from sequences of dicts, each given with its place: the values of string features, by key,
+        in the order in which they are seen; attributes; and vectors."""
         for place, x in given:
             for t, token in enumerate(x):
                 for key, value in token.items():
@@ -268,8 +270,8 @@ class Vocabulary(RowLayout):
         return list(zip(*x, strict=True))
 
     def sparse_features(self, x: Any, place: str) -> list[dict[str, float]]:
-        """The sparse features of each token: the strings of a bag, or what in a dict is neither a vector
-        nor the string of a template."""
+        """The sparse features of each token: the strings of a bag, or all items of a dict but vectors and
+        the strings of templates."""
         if self.form == "dicts":
             found, vectors, templates = [], self.vectors, set(self.given)
             for t, token in enumerate(x):
@@ -285,13 +287,14 @@ class Vocabulary(RowLayout):
 
     @cached_property
     def mixed_keys(self) -> set[str]:
-        """Templates whose keys had other values than strings too in training."""
+        """Templates whose keys also had values other than strings in training."""
         keys = set(self.given)
         return {name for attribute in self.attributes for name in (attribute, *_starts(attribute))} & keys
 
     def check_values(self, columns: Sequence[Sequence[Sequence[Any]]], places: Sequence[str]) -> None:
-        """InputError for what is neither text nor None, nor a flag, where training had text alone: it would
-        count for nothing. columns : of each sequence, the values under each template."""
+        """InputError for a value that is not text, None or a flag, under a key that had only text in
+        training: the value would be ignored. columns : for each sequence, the values under each
+        template."""
         for own, place in zip(columns, places, strict=True):
             for name, values in zip(self.given, own, strict=True):
                 if set(map(type, values)) <= _TEXTS or name in self.mixed_keys:
@@ -303,7 +306,7 @@ class Vocabulary(RowLayout):
                     raise InputError(f"{place}[{odd.index(True)}]", problem, "pass a string or None")
 
     def to_json(self) -> dict[str, Any]:
-        """All that ``from_json`` needs; ids are positions in the lists."""
+        """All that ``from_json`` needs; ids are not written, since they are positions in the lists."""
         plain = ("features", "form", "has_sparse", "width", "columns")
         given = self.given
         return {name: getattr(self, name) for name in plain} | {
@@ -333,12 +336,13 @@ class Vocabulary(RowLayout):
 
 
 def _starts(attribute: str) -> list[str]:
-    """What may be the key of an attribute: all that stands before a colon."""
+    """Everything in an attribute's name that may be its key: each part that ends before a colon."""
     return [attribute[:i] for i, character in enumerate(attribute) if character == ":"]
 
 
 def reads_columns(features: str, widths: set[int], ordered: bool) -> bool:
-    """Whether tokens with these numbers of strings are columns, not bags; ordered : none is a set."""
+    """True if tokens with these numbers of strings are read as columns, not as bags; ordered : whether no
+    token is a set."""
     if features == "columns" and (len(widths) > 1 or widths == {0}):
         problem = f"tokens have {', '.join(map(str, sorted(widths)))} strings"
         raise InputError("X", problem, "give every token equally many, or use features='bag'")
@@ -347,7 +351,7 @@ def reads_columns(features: str, widths: set[int], ordered: bool) -> bool:
 
 
 def column_places(old: Vocabulary, new: Vocabulary) -> np.ndarray | None:
-    """The new ids of the known columns of a scipy-sparse matrix; None where ids have not changed."""
+    """The new ids of the known columns of a scipy-sparse matrix; None if ids have not changed."""
     if old.form != "sparse" or not old.columns:
         return None
     return np.searchsorted(new.columns, old.columns)
@@ -362,8 +366,8 @@ def columns_of(x: Any) -> list[tuple[str, ...]] | None:
 
 
 def _learn_plain(X: Sequence[Any], strings: dict[str, dict[str, int]]) -> bool:
-    """``_learn_tokens`` of lists of dicts that have strings under the same keys and nothing else, key by
-    key: several times as fast. Nothing is learned, and False, of anything else."""
+    """Does the work of ``_learn_tokens``, several times as fast, for lists of dicts that all have strings
+    under the same keys and nothing else. For anything else it learns nothing and returns False."""
     tokens = list(chain(*X)) if set(map(type, X)) == {list} else []
     if set(map(type, tokens)) != {dict} or set(map(len, tokens)) != {len(tokens[0])} or not tokens[0]:
         return False
@@ -379,14 +383,14 @@ def _learn_plain(X: Sequence[Any], strings: dict[str, dict[str, int]]) -> bool:
 
 
 def _by_key(x: Iterable[Any], keys: Sequence[str]) -> Sequence[Sequence[Any]]:
-    """The values of all tokens under each key, None where there is none."""
+    """The values of all tokens under each key, None where a token has none."""
     if len(keys) < 2:
         return [[token.get(key) for token in x] for key in keys]
     every = itemgetter(*keys)
 
     def values(token: Any) -> tuple[Any, ...]:
         try:
-            if type(token) is dict:  # others may make an entry for what is missing
+            if type(token) is dict:  # other mappings may add an entry for a missing key
                 return every(token)
         except KeyError:
             pass

@@ -1,4 +1,4 @@
-"""Which tokens the characters of a span are."""
+"""From spans of characters to spans of tokens."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def token_spans(
     """Spans (start, stop, label) in characters as spans of tokens, in their order.
 
     White space around a span is left out. A span that begins or ends inside a token is an InputError that
-    names ``place`` and the offsets; with ``snap`` it grows to hold the whole token. One that begins or ends
-    with characters of no token, which happens where a file has tokens of its own, is an InputError too."""
+    names ``place`` and the offsets; with ``snap`` it grows to hold the whole token. A span that begins or
+    ends with characters outside all tokens, which happens if a file has tokens of its own, is an InputError
+    too."""
     starts, stops = [start for start, _ in tokens], [stop for _, stop in tokens]
     found = []
     for start, stop, label in (tuple(span)[:3] for span in spans):
@@ -55,8 +56,8 @@ def token_spans(
 
 
 def _check_covered(text: str, span: tuple[int, int, Any], first: int, past: int, place: str) -> None:
-    """InputError where a span holds visible characters before its first token or after its last: the span
-    of its tokens would be shorter. first, past : characters where its tokens begin and end."""
+    """InputError if a span holds visible characters before its first token or after its last: the span of
+    its tokens would be shorter. first, past : characters where its tokens begin and end."""
     start, stop, label = span
     for part in (text[start:first], text[past:stop]):
         if tokenize(part):

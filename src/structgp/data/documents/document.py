@@ -1,4 +1,4 @@
-"""A document: a text, its tokens by their place in it, and what is known or predicted of them."""
+"""A document: a text, its tokens by their place in it, and what is known or predicted about them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from structgp.errors import InputError
 
 
 class TextSpan(NamedTuple):
-    """The characters of a text from ``start`` to before ``stop``, as a span with this label. probability :
-    of a predicted span."""
+    """A labelled span: the characters of a text from ``start`` to before ``stop``. probability : the
+    span's, if it is predicted."""
 
     start: int
     stop: int
@@ -24,9 +24,9 @@ class TextSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction:
-    """A model's answer. labels : of every token. probabilities : of each of these labels, () where a file
-    does not say them. spans : those that the labels stand for, with their probabilities. score : the
-    share of tokens whose label is expected to be right."""
+    """A model's answer. labels : one per token. probabilities : one per label, () if a file does not give
+    them. spans : the spans that the labels stand for, with their probabilities. score : the share of tokens
+    whose label is expected to be right."""
 
     labels: tuple[str | None, ...]
     probabilities: tuple[float, ...] = ()
@@ -41,9 +41,9 @@ class Document:
     text : as it was read, unchanged.
     tokens : (start, stop) of each token in characters of the text, in order; they do not overlap.
     labels : one per token, None where it is not known; None if nothing is labelled.
-    id : what the document is called, None if it has no name.
-    meta : what else its file says of it, kept so that it can be written again.
-    prediction : what a model says of it.
+    id : the document's name, None if it has none.
+    meta : what else its file says about it, kept so that it can be written again.
+    prediction : a model's answer for it.
 
     Example
     -------
@@ -85,7 +85,7 @@ class Document:
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """The name by which errors call the document."""
         return "document" if self.id is None else f"document {self.id}"
 
     @property
@@ -99,11 +99,11 @@ class Document:
         return self.spans_of(() if self.labels is None else self.labels)
 
     def spans_of(self, labels: Sequence[str | None]) -> tuple[TextSpan, ...]:
-        """The spans that these labels of its tokens stand for."""
+        """The spans that these labels of the document's tokens stand for."""
         return tuple(self.text_span(*span) for span in labels_to_spans(labels))
 
     def text_span(self, first: int, past: int, label: str, probability: float | None = None) -> TextSpan:
-        """The characters of the tokens from ``first`` to before ``past``."""
+        """The span of the characters of the tokens from ``first`` to before ``past``."""
         return TextSpan(self.tokens[first][0], self.tokens[past - 1][1], label, probability)
 
     @staticmethod
@@ -117,11 +117,11 @@ class Document:
         id: str | None = None,
         meta: Mapping[str, Any] | None = None,
     ) -> Document:
-        """The document of a text and its labelled spans.
+        """A document from a text and its labelled spans.
 
-        spans : (start, stop, label) in characters; None if nothing is labelled, () if there are none in it.
-        tokens : their offsets; :func:`tokenize` finds them if they are not given.
-        scheme : of the labels, see :func:`structgp.data.documents.spans_to_labels`.
+        spans : (start, stop, label) in characters; None if nothing is labelled, () if the text has none.
+        tokens : offsets of the tokens; :func:`tokenize` finds them if they are not given.
+        scheme : tagging scheme of the labels, see :func:`structgp.data.documents.spans_to_labels`.
         snap : whether a span that cuts a token grows to hold all of it; otherwise that is an InputError."""
         found = Document(text, tokenize(text) if tokens is None else tuple(tokens), None, id, meta or {})
         return found if spans is None else found.with_spans(spans, scheme=scheme, snap=snap)
@@ -134,7 +134,7 @@ class Document:
         id: str | None = None,
         meta: Mapping[str, Any] | None = None,
     ) -> Document:
-        """The document of words that have no text: a space stands between them."""
+        """A document from words that have no text: the text is the words with a space between them."""
         offsets, start = [], 0
         for t, word in enumerate(words):
             if not word:
@@ -152,5 +152,5 @@ class Document:
         return replace(self, labels=tuple(spans_to_labels(found, len(self.tokens), scheme, self.name)))
 
     def with_labels(self, labels: Sequence[str | None] | None) -> Document:
-        """The same document with these labels of its tokens."""
+        """The same document with these labels for its tokens."""
         return replace(self, labels=None if labels is None else tuple(labels))

@@ -1,4 +1,4 @@
-"""Features of words, for people who bring no template.
+"""Features of words, for users who bring no template.
 
 They were chosen by cross-validation within training halves alone (``experiments/default_features.py``),
 where they are compared with templates that people wrote for those data."""
@@ -11,17 +11,17 @@ from functools import lru_cache
 from itertools import groupby
 
 _LONGEST = 3
-"""Characters of the longest prefix and suffix."""
+"""Length of the longest prefix and suffix, in characters."""
 _EDGE = "\x02"
-"""Before the first and after the last token: no token has it, since it is a control character."""
+"""Stands before the first and after the last token; it is a control character, so no token equals it."""
 
 
 def token_features(words: Sequence[str]) -> list[dict[str, str]]:
     """One dict of features per word, as a classifier takes them.
 
-    Of the word: itself, lower case, shape, prefixes and suffixes of up to three characters. Of its
-    neighbours: lower case of two on either side, shape and suffix of the next ones. Every dict has the same
-    keys.
+    Features of the word: itself, lower case, shape, prefixes and suffixes of up to three characters.
+    Features of its neighbours: lower case of two words on either side, shape and suffix of the nearest
+    ones. Every dict has the same keys.
 
     Example
     -------
@@ -46,7 +46,7 @@ def token_features(words: Sequence[str]) -> list[dict[str, str]]:
 
 
 def _lower(word: str) -> str:
-    """Lower case, with letters and accents put together where there is one character for both."""
+    """The word in lower case, with letters and accents combined where there is one character for both."""
     return unicodedata.normalize("NFC", word).lower()
 
 

@@ -11,7 +11,7 @@ from functools import cache
 
 Offsets = tuple[tuple[int, int], ...]
 
-_JOINERS = "\u200c\u200d\u00ad"  # zero-width non-joiner and joiner, soft hyphen: they go on with a word
+_JOINERS = "\u200c\u200d\u00ad"  # zero-width non-joiner and joiner, soft hyphen: a word goes on over them
 _SKIN = "\U0001f3fb-\U0001f3ff"
 _FLAG = "\U0001f1e6-\U0001f1ff"
 _TAGS = "\U000e0020-\U000e007f"  # flags of regions end in these
@@ -24,13 +24,13 @@ _UNSPACED = (
 )
 _ASCII = re.compile(
     r"\d+(?:[.,]\d+)*"
-    r"|(?<=[a-z])'[a-z]{1,2}(?![a-z0-9_])"  # what is left of a word: 's, 'll, 't
+    r"|(?<=[a-z])'[a-z]{1,2}(?![a-z0-9_])"  # endings of contracted words: 's, 'll, 't
     r"|[a-z_][a-z0-9_]*"
     r"|\.{2,}|-{2,}"
     r"|[!-~]",
     re.IGNORECASE,
 )
-# Marks lie below the first of these and above the second.
+# Combining marks lie below the first of these, or within the second.
 _LAST_MARK, _VARIANTS = 0x1E950, range(0xE0100, 0xE01F0)
 
 
@@ -39,7 +39,7 @@ def tokenize(text: str) -> Offsets:
 
     Tokens are words (letters, and digits after them), numbers with their decimal separators, and single
     other characters; ``'s`` and the like are tokens of their own, as are ``...`` and ``--``. A number is
-    parted from a unit glued to it. Characters of scripts without spaces (Chinese, Japanese, Thai, ...)
+    split from a unit glued to it. Characters of scripts without spaces (Chinese, Japanese, Thai, ...)
     stand alone. White space, control characters and invisible marks of direction belong to no token;
     everything else is in exactly one. Cost: linear, more than a million characters per second.
 
@@ -58,7 +58,7 @@ def _unicode() -> re.Pattern[str]:
     """The pattern for all of Unicode; built once, in some milliseconds."""
     marks = _as_class([c for c in [*range(0x300, _LAST_MARK), *_VARIANTS] if _category(c)[0] == "M"])
     others = _as_class([c for c in range(_LAST_MARK) if _category(c) in ("No", "Nl")])  # ½, ², Ⅷ
-    # Control and format characters, such as marks of direction, that are not part of what is next to them.
+    # Control and format characters, such as marks of direction, that do not join what is next to them.
     silent = _as_class(
         [c for c in range(0x10000) if _category(c) in ("Cc", "Cf") and chr(c) not in _JOINERS]
     )

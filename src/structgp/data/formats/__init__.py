@@ -1,11 +1,11 @@
-"""Files that annotation tools read and write, as documents and back, one by one.
+"""Reads and writes the files of annotation tools, as documents, one by one.
 
     for document in formats.read("train.jsonl", format="prodigy"): ...
     formats.write(documents, "tasks.json", format="label-studio")
 
 The formats are CoNLL columns ('conll'), CoNLL-U ('conllu'), Prodigy's and doccano's JSON lines ('prodigy',
 'doccano'), Label Studio's tasks ('label-studio'), brat's standoff ('brat'), spaCy's DocBin ('spacy') and
-plain lines ('text'). Beside files there are pandas DataFrames and Hugging Face datasets."""
+plain lines ('text'). Besides files, there are pandas DataFrames and Hugging Face datasets."""
 
 from structgp.data.formats.file_formats import FORMATS, read, write
 from structgp.data.formats.format_parts import Reading

@@ -1,8 +1,8 @@
 """brat's standoff: a folder with a text ``NAME.txt`` and its annotations ``NAME.ann`` for each document.
 
 Entities (lines that begin with T) are read and written; relations, events and attributes are skipped. A
-text without annotations beside it is not labelled. The probability of a predicted entity is a note on
-it."""
+text without a file of annotations is not labelled. The probability of a predicted entity is written as a
+note on it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _NAME = re.compile(r"[\w.-]+")
 
 
 def read_brat(source: Any, name: str, how: Reading) -> Iterator[Placed]:
-    """The documents of a folder by name, or the one whose text is the file ``source``."""
+    """The documents of a folder in the order of their names, or the document whose text is the file
+    ``source``."""
     path = Path(source)
     texts = sorted(path.glob("*.txt")) if path.is_dir() else [path]
     if not texts:
@@ -56,7 +57,7 @@ def _document(path: Path, how: Reading) -> Document:
             entities[key] = (*span, number)
         elif note := _NOTE.fullmatch(line):
             shares[note[1]] = _probability(note[2], place)
-    for start, stop, label, number in entities.values():  # each by itself, so that an error names its line
+    for start, stop, label, number in entities.values():  # one by one, so that an error names the line
         parts.labelled(document, [(start, stop, label, None)], f"{beside}:{number}", how)
     spans = [(start, stop, label, shares.get(key)) for key, (start, stop, label, _) in entities.items()]
     predicted = bool(spans) and all(p is not None for *_, p in spans)
@@ -75,7 +76,7 @@ def _entity(line: str, text: str, place: str) -> tuple[str, tuple[int, int, str]
     if found is None:
         raise InputError(place, f"{line[:60]!r} is not an entity", "write T1<tab>TYPE START STOP<tab>TEXT")
     first, *gaps, last = map(int, re.split("[ ;]", found[3]))
-    # brat parts an entity where a line ends.
+    # brat splits an entity where a line ends.
     for stop, start in zip(gaps[::2], gaps[1::2], strict=True):
         if text[stop:start].strip():
             problem = f"the entity has a gap from {stop} to {start}"
@@ -84,8 +85,8 @@ def _entity(line: str, text: str, place: str) -> tuple[str, tuple[int, int, str]
 
 
 def write_brat(documents: Iterable[Document], path: str | os.PathLike[str], how: Reading) -> None:
-    """Two files for each document, in the folder ``path``, which is made if it is not there. They are
-    named by the document's id, or by its number."""
+    """Writes each document to the folder ``path``, which is created if necessary: its text and, if it has
+    labels or a prediction, its annotations. The files are named by the document's id, or by its number."""
     folder, used = Path(path), set()
     try:
         folder.mkdir(exist_ok=True)

@@ -1,8 +1,8 @@
 """CoNLL columns as documents: a word in the first column, its label in the last, a blank line between
 sentences.
 
-The text of a document is its words with spaces between them. What is in other columns is kept. Where a
-model has labelled a document, the probability of each label stands before it."""
+The text of a document is its words with spaces between them. Other columns are kept. If a model has
+labelled a document, the column before the label has the label's probability."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from structgp.errors import InputError, StructgpWarning
 
 
 def read_conll(source: Source, name: str, how: Reading) -> Iterator[Placed]:
-    """One column: words alone, nothing is labelled."""
+    """The documents of a file; if it has only one column, that is words, and nothing is labelled."""
     for found in _sequences(source, name, how):
         rows = found.rows
         labels = None
@@ -55,7 +55,7 @@ def write_conll(documents: Iterable[Document], how: Reading) -> Iterator[str]:
 
 
 def _rows(document: Document, how: Reading) -> list[tuple[str, ...]]:
-    """Columns of a document. Without labels it has words alone, and what else its file had."""
+    """The rows of a document. Without labels, they hold the words, and the other columns of its file."""
     between = document.meta.get("columns") or [()] * len(document.tokens)
     predicted = document.prediction
     labels = document.labels if predicted is None else predicted.labels

@@ -1,10 +1,10 @@
 """CoNLL-U: ten columns, comments, multiword ranges and empty nodes, all of which are kept.
 
-A document is a sentence, and its tokens are the syntactic words, the lines with a whole number as ID;
-ranges (1-2) and empty nodes (1.1) are written again where they were. The text follows from the words and
-from what MISC says of the space after them: SpaceAfter=No, or SpacesAfter= with its escapes. Labels are in
-the column that ``field`` names, '_' where they are not known. Where a model has labelled a word, MISC has
-its probability as Prob=."""
+A document is a sentence, and its tokens are the syntactic words: the lines with a whole number as ID.
+Ranges (1-2) and empty nodes (1.1) are written again where they were. The text is built from the words and
+from what MISC says about the space after them: SpaceAfter=No, or SpacesAfter= with its escapes. Labels are
+in the column that ``field`` names, '_' where they are not known. Where a model has labelled a word, MISC
+has its probability as Prob=."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Row = tuple[str, ...]
 
 
 def place_of_field(field: str) -> tuple[int, str]:
-    """The column that ``field`` names, and the name within it, '' for the whole column."""
+    """The column that ``field`` names, and the key within it, '' for the whole column."""
     column, _, name = field.partition(":")
     if field in _FIELDS:
         return _FIELDS[field], ""
@@ -77,7 +77,7 @@ def _named(cell: str, key: str) -> str | None:
 
 
 def _text_of(words: Sequence[Row]) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """The text, and where each word is in it."""
+    """The text, and the offsets of each word in it."""
     pieces, offsets, end = [], [], 0
     for t, row in enumerate(words):
         before = _unescaped(_named(row[9], "SpacesBefore") or "") if t == 0 else ""
@@ -129,7 +129,7 @@ def write_conllu(documents: Iterable[Document], how: Reading) -> Iterator[str]:
 
 
 def _with(cell: str, key: str, value: str) -> str:
-    """A column of key=value with this value of ``key``; '_' removes it."""
+    """A column of key=value in which ``key`` has this value; the value '_' removes it."""
     parts = [] if cell == "_" else cell.split("|")
     kept = [f"{key}={value}" if part.startswith(f"{key}=") else part for part in parts]
     kept += [] if any(part.startswith(f"{key}=") for part in parts) else [f"{key}={value}"]

@@ -1,7 +1,7 @@
 """spaCy's DocBin: documents with entities. Needs spaCy (``pip install "structgp[spacy]"``).
 
-Tokens are spaCy's, without those that are white space. A token of which spaCy does not know whether it is
-part of an entity has no label. Probabilities of predicted entities are the extension attribute
+Tokens are spaCy's, without those that are white space. If spaCy does not know whether a token is part of an
+entity, the token has no label. Probabilities of predicted entities are in the extension attribute
 ``probability`` of spans. A DocBin is one compressed block, which spaCy reads and writes as a whole."""
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from structgp.data.opening import cannot_read
 from structgp.errors import InputError
 
 LARGEST, GROWTH = 100 << 20, 30
-"""Most bytes that a file may unpack to: so many, and so many times its size. Documents shrink less."""
+"""A file may unpack to this many bytes plus this many times its own size: documents shrink less than
+that."""
 IDENTITY = "structgp_id"
 """Key of a document's name in spaCy's user data."""
 
@@ -47,7 +48,7 @@ def read_docbin(source: Any, name: str, how: Reading) -> Iterator[Placed]:
             yield Placed(from_doc(doc, how.scheme, f"{name}[{number - 1}]"), number)
     except OSError as error:
         raise cannot_read(name, error) from error
-    except Exception as error:  # whatever the parts of a damaged file make spaCy raise
+    except Exception as error:  # spaCy may raise anything for a damaged file
         if isinstance(error, InputError):
             raise
         problem = f"not a DocBin ({type(error).__name__}: {error})"
@@ -55,7 +56,7 @@ def read_docbin(source: Any, name: str, how: Reading) -> Iterator[Placed]:
 
 
 def _checked(content: bytes, name: str) -> bytes:
-    """The content of a file, if it does not unpack to much more: 1,000 bytes may stand for a million."""
+    """The content of a file; InputError if it unpacks to far more: 1,000 bytes may stand for a million."""
     unpacking, size, most = zlib.decompressobj(), 0, LARGEST + GROWTH * len(content)
     rest = content
     while rest and size <= most:
@@ -68,7 +69,8 @@ def _checked(content: bytes, name: str) -> bytes:
 
 
 def from_doc(doc: Any, scheme: str = "BIO", place: str = "doc") -> Document:
-    """A spaCy Doc as a document, its entities as labels; without labels if spaCy knows of no entities."""
+    """A spaCy Doc as a document, with its entities as labels; without labels if spaCy does not know its
+    entities."""
     kept = [token for token in doc if tokenize(token.text)]
     numbers = {token.i: t for t, token in enumerate(kept)}
     offsets = tuple((token.idx, token.idx + len(token.text)) for token in kept)
@@ -88,8 +90,8 @@ def from_doc(doc: Any, scheme: str = "BIO", place: str = "doc") -> Document:
 
 
 def to_doc(document: Document, vocab: Any) -> Any:
-    """A document as a spaCy Doc with the same text: labelled spans, or predicted ones where there is a
-    prediction, as its entities."""
+    """A document as a spaCy Doc with the same text. Its entities are the predicted spans if there is a
+    prediction, else the labelled spans."""
     spacy_package()
     from spacy.tokens import Doc, Span
 
@@ -114,8 +116,8 @@ def to_doc(document: Document, vocab: Any) -> Any:
 
 
 def _check_ends(document: Document, spans: Sequence[TextSpan]) -> None:
-    """InputError where a span begins or ends with a token that shows nothing: ``from_doc`` leaves it out,
-    and the span would be shorter, or gone, when it is read again."""
+    """InputError if a span begins or ends with a token that shows nothing: ``from_doc`` leaves such a token
+    out, and the span would be shorter, or gone, when it is read again."""
     starts, stops = {span.start for span in spans}, {span.stop for span in spans}
     for start, stop in document.tokens:
         if (start in starts or stop in stops) and not tokenize(document.text[start:stop]):
@@ -125,7 +127,8 @@ def _check_ends(document: Document, spans: Sequence[TextSpan]) -> None:
 
 
 def _words_and_spaces(document: Document) -> tuple[list[str], list[bool]]:
-    """spaCy's tokens, which hold all of a text but single spaces after them; and whether there is one."""
+    """spaCy's tokens, which hold all of a text but single spaces between them, and whether a space follows
+    each."""
     words: list[str] = []
     spaces: list[bool] = []
     end = 0

@@ -1,8 +1,8 @@
 """doccano's JSON lines: ``{"text", "label": [[start, stop, name], ...]}``, as it imports and exports them.
 
-``labels`` and doccano's ``entities`` (objects with ``start_offset``, ``end_offset`` and ``label``) are
-read too. A line without any of these is not labelled; an empty list says that there is nothing to label in
-it. Beside ``probabilities``, one per label, labels are a model's."""
+``labels`` and doccano's ``entities`` (objects with ``start_offset``, ``end_offset`` and ``label``) are read
+too. A line without any of these is not labelled; an empty list says that there is nothing to label in it.
+If a line has ``probabilities``, one per label, the labels are a model's."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from structgp.data.sources.vectors import ColumnVectors
 from structgp.errors import InputError, StructgpWarning
 
 ROW = ("word", "lower case", "shape", "first three characters", "last three characters")
-"""Columns that a template finds in a document; in CoNLL-U lemma, UPOS, XPOS and FEATS come after them."""
+"""Columns that a template finds in a document; in CoNLL-U, lemma, UPOS, XPOS and FEATS come after them."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class DocumentSequence(FileSequence):
 
 @dataclass(frozen=True)
 class DocumentReader(Reader):
-    """Reads documents. documents : the format of files, see :data:`structgp.data.formats.FORMATS`. how : of
-    the formats. template : of features, over the columns ``ROW``; None for
-    :func:`structgp.data.documents.token_features`. vectors : word vectors beside them.
+    """Reads documents. documents : the format of files, see :data:`structgp.data.formats.FORMATS`. how :
+    options of the formats. template : the features' template, over the columns ``ROW``; None for
+    :func:`structgp.data.documents.token_features`. vectors : word vectors besides these features.
 
     Documents without labels are left out of training and scores."""
 
@@ -60,13 +60,14 @@ class DocumentReader(Reader):
             template.check_columns(len(self._columns(Document.from_words(["a"]))[0]), "documents")
 
     def of_format(self, name: str | None, snap: bool = False) -> DocumentReader:
-        """The same reader for files of another format; None for this one. snap : whether spans that cut
-        tokens grow, also if they did not in training."""
+        """The same reader for files of another format; None keeps the format. snap : whether spans that cut
+        tokens grow even if they did not in training."""
         how = replace(self.how, snap=self.how.snap or snap)
         return replace(self, documents=self.documents if name is None else named(name).name, how=how)
 
     def of_missing(self, missing: str) -> DocumentReader:
-        """The same reader with another text for labels that are not known, unless that is the usual one."""
+        """The same reader with another text for labels that are not known; the usual text changes
+        nothing."""
         usual = missing == Reading.missing
         return self if usual else replace(self, how=replace(self.how, missing=missing))
 

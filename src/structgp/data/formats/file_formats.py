@@ -1,4 +1,4 @@
-"""Every format by its name: documents from files, to files, and from one format to another."""
+"""Formats by name: documents are read from files, and written to files, in any of them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Path = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Format:
-    """read : (source, name, how) -> documents with their lines. text : (documents, how) -> pieces of the
-    file, one after the other; None where a format is no text: save : (documents, path, how) writes it then.
-    suffixes : of file names."""
+    """A format of files. read : (source, name, how) -> documents with their lines. text : (documents, how)
+    -> pieces of the file, one after the other; None if the format is not text, in which case save :
+    (documents, path, how) writes the file. suffixes : of file names."""
 
     name: str
     read: Callable[[Any, str, Reading], Iterator[Placed]]
@@ -54,7 +54,7 @@ FORMATS = {
 
 
 _ALIKE = ({"conll", "text"}, {"conllu", "text"}, {"prodigy", "doccano", "label-studio"})
-"""Formats whose files may have the same names."""
+"""Sets of formats whose files may have the same names."""
 
 
 def named(name: str) -> Format:
@@ -65,7 +65,7 @@ def named(name: str) -> Format:
 
 
 def format_of(path: Any, option: str = "format") -> str:
-    """The format that the end of a file's name tells; doccano's lines cannot be told from Prodigy's."""
+    """The format that a file name's suffix stands for; doccano's lines cannot be told from Prodigy's."""
     end = os.path.splitext(os.fspath(path))[1].lower() if isinstance(path, str | os.PathLike) else ""
     for found in FORMATS.values():
         if end in found.suffixes:
@@ -75,8 +75,8 @@ def format_of(path: Any, option: str = "format") -> str:
 
 
 def format_by_name(path: str, usual: str) -> str:
-    """The format that the end of a file's name tells; ``usual`` where it tells none, or where files of the
-    usual format may be called so too: columns are often in .txt, and all JSON is in .json or .jsonl."""
+    """The format that a file name's suffix stands for; ``usual`` if the suffix is not known, or if files of
+    the usual format may have it too: columns are often in .txt, and all JSON is in .json or .jsonl."""
     with suppress(InputError):
         found = format_of(path)
         alike = any({found, usual} <= names for names in _ALIKE)
@@ -92,12 +92,12 @@ def read(source: Source, format: str | None = None, **how: Any) -> Iterator[Docu
     ----------
     source : a path, a binary stream, or lines of text; for brat the path of a folder.
     format : 'conll', 'conllu', 'prodigy', 'doccano', 'label-studio', 'brat', 'spacy' or 'text'; None to
-        tell by the end of the file's name.
-    encoding : of the file, 'utf-8' by default.
-    scheme : of the labels made from spans: 'BIO' by default, 'IOBES', 'BILOU' or 'IO'.
+        tell by the suffix of the file's name.
+    encoding : the file's, 'utf-8' by default.
+    scheme : tagging scheme of labels made from spans: 'BIO' by default, 'IOBES', 'BILOU' or 'IO'.
     snap : whether a span that cuts a token grows to hold it; by default that is an error.
-    field : of CoNLL-U, where labels are: 'upos' by default, 'xpos', 'deprel', 'feats:NAME' or 'misc:NAME'.
-    missing : of columns, the text in the place of a label that is not known, '?' by default.
+    field : where labels are in CoNLL-U: 'upos' by default, 'xpos', 'deprel', 'feats:NAME' or 'misc:NAME'.
+    missing : in CoNLL columns, the text that stands for a label that is not known, '?' by default.
 
     An InputError names the file with the line, or the number of the task in Label Studio's list.
 
@@ -112,10 +112,11 @@ def read(source: Source, format: str | None = None, **how: Any) -> Iterator[Docu
 
 
 def write(documents: Iterable[Document], path: Path, format: str | None = None, **how: Any) -> None:
-    """Write documents, which may come from a generator, of which one is held at a time.
+    """Write documents, which may come from a generator; one is held in memory at a time, except for
+    'spacy'.
 
     The file appears whole or not at all; for brat, ``path`` is a folder. format, encoding, field and
-    missing are those of :func:`read`. Where a document has a prediction, that is written, with its
+    missing are those of :func:`read`. If a document has a prediction, the prediction is written, with its
     probabilities. Formats with spans are written without the labels' tagging scheme; 'text' is written
     without labels."""
     found, reading = named(format_of(path) if format is None else format), _reading(how)

@@ -1,4 +1,4 @@
-"""What several formats share: how documents are read, JSON with places in errors, spans and what is not
+"""Shared by several formats: options, JSON with places in errors, spans, and tokens whose label is not
 known."""
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from structgp.errors import InputError
 DIGITS = 6
 _HALF = re.compile("[\ud800-\udfff]")
 UNKNOWN = "unlabelled"
-"""Key of what these formats have no word for: (start, stop) of tokens whose label is not known."""
+"""Key for something that these formats have no word for: (start, stop) of tokens whose label is not
+known."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How files are read and written. encoding : of the text. scheme : of labels made from spans. snap :
-    whether a span that cuts a token grows to hold all of it. field : of CoNLL-U, where the labels are:
-    'upos', 'xpos', 'deprel', 'feats:NAME' or 'misc:NAME'. missing : of columns, the text in the place of a
-    label that is not known; None if there is none."""
+    """How files are read and written. encoding : of the text. scheme : tagging scheme of labels made from
+    spans. snap : whether a span that cuts a token grows to hold all of it. field : where the labels are in
+    CoNLL-U: 'upos', 'xpos', 'deprel', 'feats:NAME' or 'misc:NAME'. missing : in CoNLL columns, the text
+    that stands for a label that is not known; None if there is none."""
 
     encoding: str = "utf-8"
     scheme: str = "BIO"
@@ -47,7 +48,8 @@ class Placed(NamedTuple):
 
 
 def json_lines(source: Source, name: str, how: Reading) -> Iterator[tuple[dict[str, Any], int]]:
-    """The objects of a file with one per line, and their lines; blank lines are skipped."""
+    """The objects of a file that has one per line, each with the number of its line; blank lines are
+    skipped."""
     for number, line in enumerate(iter_lines(source, encoding=how.encoding, name=name), start=1):
         if line.strip(" \t"):
             yield parsed(line, f"{name}:{number}"), number
@@ -81,7 +83,7 @@ def text_of(given: Mapping[str, Any], key: str, place: str) -> str:
 
 
 def _whole_characters(text: str, place: str) -> str:
-    """A text that can be written again: JSON may hold halves of characters, which no encoding has."""
+    """The text, if it can be written again: JSON may hold halves of characters, which no encoding has."""
     half = _HALF.search(text)
     if half is not None:
         problem = f"half of a character (\\u{ord(half[0]):x}) at {half.start()}"
@@ -96,14 +98,14 @@ def list_of(given: Any, place: str) -> list[Any]:
 
 
 def whole(given: Any, place: str) -> int:
-    """An offset."""
+    """An offset, checked to be a whole number."""
     if type(given) is not int:
         raise InputError(place, f"expected a whole number, got {given!r}", "count characters from 0")
     return given
 
 
 def share(given: Any, place: str) -> float | None:
-    """A probability, None where there is none."""
+    """A probability, checked; None if there is none."""
     if given is not None and (type(given) not in (int, float) or not 0 <= given <= 1):
         raise InputError(place, f"expected a probability, got {given!r}", "write a number from 0 to 1")
     return given
@@ -116,7 +118,8 @@ def name_of_label(given: Any, place: str) -> str:
 
 
 def identity(meta: dict[str, Any]) -> str | None:
-    """The document's name: its 'id' as text, which is taken out where writing it gives the same again."""
+    """The document's name: its 'id' as text. The id is removed from ``meta`` if the name is written as the
+    same id."""
     found = meta.get("id")
     if isinstance(found, str):
         del meta["id"]
@@ -124,7 +127,7 @@ def identity(meta: dict[str, Any]) -> str | None:
 
 
 def with_identity(document: Document) -> dict[str, Any]:
-    """What else the file said of a document, and its name."""
+    """What a file says about a document besides its text and labels, including its name."""
     return ({} if document.id is None else {"id": document.id}) | dict(document.meta)
 
 
@@ -135,7 +138,7 @@ def _what(value: Any) -> str:
 
 
 def offsets_of(given: Any, text: str, place: str) -> tuple[tuple[int, int], ...]:
-    """Tokens of a file, or those that the tokenizer finds where it has none (None)."""
+    """The tokens that a file gives, or, if it gives none (None), those that the tokenizer finds."""
     if given is None:
         return tokenize(text)
     found = []
@@ -165,8 +168,8 @@ def labelled(
     predicted: bool = False,
     score: float | None = None,
 ) -> Document:
-    """The document with labels from spans (start, stop, label, probability), None where ``unknown`` has
-    them; or, if they are ``predicted``, with a prediction."""
+    """The document with labels from spans (start, stop, label, probability), and None for the tokens in
+    ``unknown``; or, if the spans are ``predicted``, the document with a prediction."""
     found = token_spans(document.text, document.tokens, spans, place, how.snap)
     labels: list[str | None] = [*spans_to_labels(found, len(document.tokens), how.scheme, place)]
     if predicted:
@@ -197,7 +200,7 @@ def rounded(probability: float) -> float:
 
 
 def write_text_file(path: str | os.PathLike[str], pieces: Iterable[str], how: Reading) -> None:
-    """The file appears whole or not at all."""
+    """Writes pieces of text to a file, which appears whole or not at all."""
     with atomic_write(path, "w", encoding=how.encoding) as out:
         try:
             out.writelines(pieces)

@@ -17,10 +17,10 @@ def from_pandas(
 ) -> Iterator[Document]:
     """The documents of a DataFrame.
 
-    With a column ``text``, each row is a document: ``text``, and where they are there ``id``, ``tokens``
-    (a list of (start, stop)) and ``labels`` (one per token). Otherwise each row is a token: ``word`` and
-    ``label`` name its columns, and rows with the same value of ``sentence`` that follow each other are a
-    document. Missing labels (None, NaN) are not known.
+    With a column ``text``, each row is a document: ``text`` and, if they are there, ``id``, ``tokens`` (a
+    list of (start, stop)) and ``labels`` (one per token). Otherwise each row is a token: ``word`` and
+    ``label`` name its columns, and consecutive rows with the same value of ``sentence`` are a document.
+    Missing labels (None, NaN) are labels that are not known.
 
     Example
     -------
@@ -68,7 +68,7 @@ def _by_token(frame: Any, word: str, label: str | None, sentence: str) -> Iterat
 
 
 def _missing(value: Any) -> bool:
-    """Whether a cell is empty: None, NaN or pandas' NA."""
+    """True if a cell is empty: None, NaN or pandas' NA."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, float) and value != value
@@ -77,10 +77,10 @@ def _missing(value: Any) -> bool:
 def to_pandas(documents: Iterable[Document], per: str = "document") -> Any:
     """A DataFrame of documents. Needs pandas (``pip install "structgp[pandas]"``).
 
-    per : 'document', one row each: id, text, tokens, labels, and spans as (start, stop, label,
-    probability); :func:`from_pandas` gives the same documents again. 'token', one row each: sentence (the
-    id, or the number), word, start, stop, label, and of a prediction ``predicted`` and its
-    ``probability``."""
+    per : 'document' for one row per document: id, text, tokens, labels, and spans as (start, stop, label,
+    probability); :func:`from_pandas` gives the same documents again. 'token' for one row per token:
+    sentence (the id, or the number), word, start, stop, label and, if there is a prediction, ``predicted``
+    and its ``probability``."""
     try:
         import pandas
     except ImportError as error:

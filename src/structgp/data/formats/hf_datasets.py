@@ -12,7 +12,7 @@ from structgp.data.documents import Document
 from structgp.errors import InputError
 
 IGNORED = -100
-"""The number of a label that is not known, as models of transformers have it."""
+"""Number that stands for a label that is not known, as in transformers."""
 
 
 def from_dataset(
@@ -28,8 +28,8 @@ def from_dataset(
     ----------
     dataset : a ``datasets.Dataset``, or anything whose items are mappings.
     tokens, labels : names of the columns; None for a dataset without labels.
-    names : of labels that are numbers; by default those of the dataset's ClassLabel. -100 is a label that
-        is not known.
+    names : the names of labels that are numbers; by default those of the dataset's ClassLabel. -100 stands
+        for a label that is not known.
 
     Example
     -------
@@ -83,8 +83,8 @@ def _name(label: Any, names: Sequence[str] | None, place: str) -> str | None:
 
 def to_dataset(documents: Iterable[Document], *, tokens: str = "tokens", labels: str = "ner_tags") -> Any:
     """A ``datasets.Dataset`` with a row per document: id, tokens, and labels as numbers of a ClassLabel,
-    -100 where one is not known. Where a document has a prediction, these are its labels. All documents are
-    held in memory. The text between the words is not kept."""
+    -100 where one is not known. If a document has a prediction, the predicted labels are used. All
+    documents are held in memory. The text between the words is not kept."""
     try:
         import datasets
     except ImportError as error:

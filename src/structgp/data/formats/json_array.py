@@ -17,8 +17,8 @@ _CHUNK = 1 << 16
 
 
 def json_items(source: Source, name: str, encoding: str) -> Iterator[tuple[Any, int]]:
-    """Each item of the list that a file holds, and the line on which it starts. JSON lines are read too:
-    one item per line, without a list around them."""
+    """Each item of the list that a file holds, and the line on which it starts. JSON lines, which have one
+    item per line and no list around them, are read too."""
     text = _Text(_chunks(source, encoding, name), name)
     first = text.skip_space()
     if first == "[":
@@ -48,7 +48,7 @@ def _listed(text: _Text, name: str) -> Iterator[tuple[Any, int]]:
 
 
 def _chunks(source: Source, encoding: str, name: str) -> Iterator[str]:
-    """The text in pieces. A list may be one long line, which is not to be held as a whole."""
+    """The text in pieces. A list may be one long line, which must not be held as a whole."""
     check_encoding(encoding, name)
     if isinstance(source, str | os.PathLike):
         try:
@@ -82,7 +82,7 @@ def _decoded(stream: Any, encoding: str, name: str) -> Iterator[str]:
 
 
 class _Text:
-    """The pieces as one text, of which no more is held than what is being parsed."""
+    """The pieces as one text, of which only the part that is being parsed is held."""
 
     def __init__(self, pieces: Iterator[str], name: str) -> None:
         self._pieces, self._name = pieces, name
@@ -108,8 +108,8 @@ class _Text:
         self._at += 1
 
     def item(self) -> tuple[Any, int]:
-        """The value that starts here, and its line. Until it is whole, ever more is read, so that the cost
-        stays linear."""
+        """The value that starts here, and its line. Until the value is complete, ever more pieces are read
+        at a time, so that the cost stays linear."""
         self.skip_space()
         line, wanted = self._line, 1
         while True:
@@ -132,7 +132,7 @@ class _Text:
             return value, line
 
     def _more(self, n_pieces: int) -> bool:
-        """Whether there was more to read."""
+        """Reads ``n_pieces`` more pieces; False if none were left."""
         found = [piece for _, piece in zip(range(n_pieces), self._pieces, strict=False)]
         self._held = self._held[self._at :] + "".join(found)
         self._at = 0

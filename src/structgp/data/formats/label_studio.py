@@ -1,11 +1,11 @@
 """Label Studio's tasks: a JSON list of ``{"data": {"text": ...}, "annotations": [...], "predictions":
 [...]}``.
 
-Of several annotations the one marked as ground truth is read, else the last that was not cancelled; the
-others stay in the task. Answers of a model are written as a prediction with a ``score`` for the task, the
-share of its labels that is expected to be right, and the probability of each region as its score. Offsets
-count characters (code points), as Label Studio does; where the text of a region shows that they count
-UTF-16 units, as its older versions did, they are read so."""
+If a task has several annotations, the one marked as ground truth is read, else the last that was not
+cancelled; the others stay in the task. A model's answers are written as a prediction with a ``score`` for
+the task, the share of its labels that is expected to be right, and the probability of each region as the
+region's score. Offsets count characters (code points), as in Label Studio; if the text of a region shows
+that they count UTF-16 units, as in older versions, they are read as such."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _document(task: dict[str, Any], place: str, how: Reading) -> Document:
         annotation, at = chosen
         document = parts.labelled(document, _spans(annotation, text, at), at, how, more.get(UNKNOWN))
     predictions = parts.list_of(task.get("predictions", []), f"{place}.predictions")
-    # Exports may hold ids in the place of predictions.
+    # Exports may hold ids instead of predictions.
     own = [n for n, p in enumerate(predictions) if isinstance(p, dict) and p.get("model_version") == MODEL]
     if own:
         at, given = f"{place}.predictions[{own[-1]}]", predictions[own[-1]]
@@ -74,7 +74,7 @@ def _annotation(task: Mapping[str, Any], place: str) -> tuple[dict[str, Any], st
 
 
 def _spans(given: Mapping[str, Any], text: str, place: str) -> list[tuple[Any, ...]]:
-    """The labelled regions of an annotation or prediction; what else is in it, such as choices, is
+    """The labelled regions of an annotation or prediction; anything else in it, such as choices, is
     skipped."""
     found = []
     for n, region in enumerate(parts.list_of(given.get("result"), f"{place}.result")):
@@ -85,7 +85,7 @@ def _spans(given: Mapping[str, Any], text: str, place: str) -> list[tuple[Any, .
         names = parts.list_of(value.get("labels", value.get("hypertextlabels")), f"{at}.value.labels")
         if len(names) != 1:
             raise InputError(f"{at}.value.labels", f"{len(names)} labels", "give a region one label")
-        # Of HTML, where the others are paths.
+        # For HTML, where the other offsets are paths.
         offsets = parts.an_object(value.get("globalOffsets", value), f"{at}.value.globalOffsets")
         start, stop = (parts.whole(offsets.get(key), f"{at}.value.{key}") for key in ("start", "end"))
         start, stop = _in_characters(text, start, stop, value.get("text"), at)
@@ -95,7 +95,7 @@ def _spans(given: Mapping[str, Any], text: str, place: str) -> list[tuple[Any, .
 
 
 def _in_characters(text: str, start: int, stop: int, shown: Any, place: str) -> tuple[int, int]:
-    """Offsets in characters, checked against the text that the region says it has."""
+    """Offsets in characters, checked against the text that the region gives for itself."""
     if not isinstance(shown, str) or text[start:stop].split() == shown.split():
         return start, stop
     units = text.encode("utf-16-le", "surrogatepass")
@@ -146,8 +146,8 @@ def _task(document: Document) -> dict[str, Any]:
 
 
 def _annotations(document: Document, task: Mapping[str, Any], names: Mapping[str, str]) -> list[Any]:
-    """The task's annotations, of which the one that is read has the document's spans. Regions that say so
-    already stay as they are, and so does what is no region."""
+    """The task's annotations, with the document's spans in the one that is read. Regions that already agree
+    with the spans stay as they are, and so does everything that is not a region."""
     given = list(task.get("annotations", []))
     chosen = _annotation(task, "task")
     if chosen is None:
@@ -162,7 +162,8 @@ def _annotations(document: Document, task: Mapping[str, Any], names: Mapping[str
 
 
 def _names_in(task: Mapping[str, Any]) -> dict[str, str]:
-    """How the project calls its labels and its text: as in the regions that the task has, else as usual."""
+    """The names that the project has for its labels and its text: those in the task's regions, else the
+    usual ones."""
     for given in (*task.get("annotations", ()), *task.get("predictions", ())):
         result = given.get("result") if isinstance(given, dict) else None  # or an id
         for region in result if isinstance(result, list) else ():  # cancelled ones are not checked

@@ -35,7 +35,7 @@ def _document(given: dict[str, Any], place: str, how: Reading) -> Document:
         meta["spans"] = given["spans"]
     found = parts.list_of(given.get("spans", []), f"{place}.spans")
     spans = [_span(span, f"{place}.spans[{n}]") for n, span in enumerate(found)]
-    # A model may find no span; its score tells then.
+    # If a model found no span, its score shows that it was asked.
     predicted = answer is None and all(p is not None for *_, p in spans) and bool(spans or "score" in given)
     score = meta.pop("score", None) if predicted else None
     document = parts.placed_document(text, offsets, place, id=parts.identity(meta), meta=meta)

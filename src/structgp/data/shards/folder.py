@@ -1,4 +1,4 @@
-"""The files in a folder of shards, and how they are known to be complete.
+"""The files in a folder of shards, and how to tell that they are complete.
 
 =====================  ==================================================================================
 manifest.json          counts, labels, and the size and digest of every other file; it is written last, so
@@ -127,7 +127,7 @@ def read(folder: str | os.PathLike[str]) -> Shards:
 
 @dataclass
 class Folder:
-    """A folder that is being filled. files : size and digest of each file."""
+    """A folder that is being filled. files : size and digest of each file written so far."""
 
     path: Path
     files: dict[str, tuple[int, str]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Shards as training data: what a fit needs to know of them, and their batches."""
+"""Shards as training data: what a fit needs to know about them, and their batches."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class ShardBatches(Sequence[Batch]):
     """Padded batches, read from the shards one at a time.
 
     The sequences of a shard are sorted by length, and a batch holds neighbours, so that there is little
-    padding. Memory is that of one batch, and four numbers per batch. ``counts`` : the number of
-    sequences per batch."""
+    padding. Memory holds one batch at a time, and four numbers per batch. ``counts`` : number of sequences
+    per batch."""
 
     def __init__(self, shards: Shards, batch_tokens: int) -> None:
         self.shards = shards
@@ -93,7 +93,7 @@ class ShardedExamples:
         self.label_counts, self.some_missing = np.array(about["label_counts"]), bool(about["some_missing"])
 
     def under(self, constraints: Allowed) -> ShardedExamples:
-        """The same under constraints that all labellings obey."""
+        """The same examples under constraints that all their labellings obey."""
         return ShardedExamples(self.shards, constraints)
 
     def batches(self, batch_tokens: int) -> ShardBatches:

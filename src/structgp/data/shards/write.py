@@ -41,8 +41,8 @@ def write(
 
     Parameters
     ----------
-    sequences : tuples (x, y), one sequence of tokens and its labels each, as ``fit`` takes them in X and
-        y: an iterable that can be gone through several times, or a function that returns a new iterator
+    sequences : tuples (x, y) of one sequence of tokens and its labels, as ``fit`` takes them in X and y:
+        an iterable that can be iterated over several times, or a function that returns a new iterator
         each time. Dense features are not supported.
     features : as in :class:`structgp.StructuredGPClassifier`.
     classes : labels besides those in the data.
@@ -91,8 +91,8 @@ def _empty_folder(folder: str | os.PathLike[str], overwrite: bool) -> Path:
 
 @dataclass
 class _Stream:
-    """The sequences, checked in passing. found : their labels; length : their number; left_out : the
-    number of those without any label, which are replaced by empty ones."""
+    """The sequences, checked in passing. found : their labels; length : their number; left_out : the number
+    of sequences without any label, which are replaced by empty ones."""
 
     sequences: Sequences
     name: str
@@ -129,7 +129,8 @@ class _Stream:
 
 
 class _Sequence(NamedTuple):
-    """rows : (T, P) ids of values; sparse : number of sparse features per token, ids and values."""
+    """One encoded sequence. rows : (T, P) ids of values; sparse : number of sparse features per token,
+    their ids and their values."""
 
     number: int
     labels: np.ndarray
@@ -138,7 +139,7 @@ class _Sequence(NamedTuple):
 
 
 class _Writer:
-    """Fills a folder shard by shard. about : what the manifest will say of the data."""
+    """Fills a folder shard by shard. about : what the manifest will say about the data."""
 
     def __init__(self, folder: Folder, encoder: FeatureEncoder, about: dict[str, Any], name: str) -> None:
         self.folder, self.encoder, self.name = folder, encoder, name

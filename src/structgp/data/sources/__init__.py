@@ -1,6 +1,6 @@
-"""Files of sequences: readers for everyone who trains on files or labels them.
+"""Readers of files of sequences, for training on files and for labelling them.
 
-:func:`learn` gives the reader for a training file, :func:`from_json` that of a saved model::
+:func:`learn` gives the reader for a training file, :func:`from_json` the reader of a saved model::
 
     reader = sources.learn("train.col", template="template")
     data = reader.read("train.col")                      # data.X and data.y, to fit
@@ -76,7 +76,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Some of these bring torch, and reading lines needs none: they are imported when first asked for.
+    # Some of these import torch, which reading lines does not need: they are imported on first use.
     if name in _PLACES:
         return getattr(importlib.import_module(f"structgp.data.sources.{_PLACES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

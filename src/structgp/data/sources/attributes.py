@@ -75,7 +75,7 @@ def named(token: Mapping[str, float], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def unnamed(token: Mapping[str, Any]) -> dict[str, float]:
-    """The attributes that ``named`` was given."""
+    """The attributes from which ``named`` made this token."""
     return {
         f"{k}={v}" if isinstance(v, str) else k: 1.0 if isinstance(v, str) else v for k, v in token.items()
     }

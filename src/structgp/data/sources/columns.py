@@ -180,7 +180,7 @@ def _wrong_width(place: str, found: int, expected: int, whose: str) -> InputErro
 
 
 def _survives(text: str, encoding: str) -> bool:
-    """Whether text can be encoded and comes back equal (Shift-JIS turns a yen sign into ``\\``)."""
+    """True if text can be encoded and comes back equal (Shift-JIS turns a yen sign into ``\\``)."""
     try:
         return text.encode(encoding).decode(encoding) == text
     except UnicodeError:

@@ -37,8 +37,9 @@ SHOWN = ("word", "token", "form", "text")
 
 @dataclass(frozen=True)
 class JsonExample(FileSequence):
-    """One line. tokens : the example, as a classifier takes it: tokens, a :class:`structgp.Graph`, or the
-    rows of a grid. labels : in the form of the file. given : the line itself."""
+    """One line. tokens : the example in the form that a classifier takes: tokens, a
+    :class:`structgp.Graph`, or the rows of a grid. labels : in the form of the file. given : the line
+    itself."""
 
     given: dict[str, Any] = field(default_factory=dict)
 
@@ -48,9 +49,9 @@ def iter_json(
 ) -> Iterator[JsonExample]:
     """Read examples one by one. Memory is that of one line.
 
-    form : what examples are, one of ``FORMS``; None to tell by the keys of each line. Other arguments are
-    those of :func:`structgp.data.sources.iter_columns`. An InputError names ``name:line``, and the place in
-    it.
+    form : the form of the examples, one of ``FORMS``; None to tell from the keys of each line. Other
+    arguments are those of :func:`structgp.data.sources.iter_columns`. An InputError names ``name:line``,
+    and the place in the line.
 
     Example
     -------
@@ -187,7 +188,7 @@ def _grid(given: Any, place: str) -> tuple[Any, list[Any]]:
 
 
 def _graph(given: Mapping[str, Any], nodes: list[Any], place: str) -> Graph:
-    """The graph of a line, its numbers of nodes checked."""
+    """The graph of a line, after checking the numbers of its nodes."""
     edges, features, parents = given.get("edges"), given.get("features"), given.get("parents")
     for key, value in (("edges", edges), ("features", features)):
         if value is not None and not (
@@ -218,7 +219,7 @@ def _graph(given: Mapping[str, Any], nodes: list[Any], place: str) -> Graph:
 
 
 def _labels(given: Any, shape: int | list[int], place: str) -> Any:
-    """Labels as a classifier takes them, after checking that there is one per token."""
+    """Labels in the form that a classifier takes, after checking that there is one per token."""
     if isinstance(given, dict) and isinstance(shape, int):
         return {layer: _labels(of, shape, f"{place}[{layer!r}]") for layer, of in given.items()}
     if isinstance(shape, list):
@@ -255,7 +256,7 @@ def _check_count(row: Sequence[Any], width: int, what: str, place: str) -> None:
 
 
 def shown_word(token: Any) -> str:
-    """What is shown for a token."""
+    """The text that is shown for a token, '' if there is none."""
     if isinstance(token, Mapping):
         strings = [token[key] for key in SHOWN if isinstance(token.get(key), str)]
         return next(iter([*strings, *(v for v in token.values() if isinstance(v, str))]), "")

@@ -1,4 +1,4 @@
-"""Wapiti's expressions matched in time linear in the text: backtracking, as ``re`` does it, can take longer
+"""Matches Wapiti's expressions in time linear in the text: backtracking, as ``re`` does it, can take longer
 than anyone waits (``a*a*a*a*b``)."""
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 LONG = 1000
-"""Characters of a cell from which time quadratic in them is too long."""
+"""Length of a cell, in characters, from which on quadratic time is too long."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """items : (a ``re`` expression of one character, how often: '', '?' or '*'). at_start, at_end : whether
-    it is tied to the ends of the text. ``?`` prefers to be there, ``*`` to be short, as in ``re``."""
+    """A parsed expression. items : (a ``re`` expression for one character, how often it occurs: '', '?' or
+    '*'). at_start, at_end : whether a match must begin or end where the text does. ``?`` takes its
+    character if it can, and ``*`` takes as few as it can, as ``?`` and ``*?`` do in ``re``."""
 
     items: tuple[tuple[str, str], ...]
     at_start: bool = False
@@ -24,7 +25,7 @@ class Pattern:
     def find(self, text: str) -> str | None:
         """The first match, None if there is none. Cost O(len(text) len(items))."""
         n, P = len(text), len(self.items)
-        after: list[int] = []  # where a match of the items from i on, one place to the right, ends; or -1
+        after: list[int] = []  # where a match of items i onwards ends if it starts at j + 1; or -1
         best = None
         for j in range(n, -1, -1):
             ends = [-1] * P + [j if j == n or not self.at_end else -1]
@@ -52,12 +53,12 @@ class Pattern:
 
     @property
     def source(self) -> str:
-        """The same for ``re``."""
+        """The pattern as an expression for ``re``."""
         parts = "".join(single + {"*": "*?"}.get(often, often) for single, often in self.items)
         return (r"\A" if self.at_start else "") + parts + (r"\Z" if self.at_end else "")
 
     def may_backtrack(self, text: str) -> bool:
-        """Whether ``re`` could take long over a text."""
+        """True if ``re`` could take too long to search this text."""
         repeats = sum(bool(often) for _, often in self.items)
         return repeats > 1 or (repeats == 1 and len(text) > LONG)
 

@@ -54,7 +54,8 @@ class Labelled:
 def iter_sequences(
     source: Source, parse: Callable[[str, int], T], encoding: str, name: str
 ) -> Iterator[tuple[list[T], int]]:
-    """What ``parse(line, number)`` makes of the lines of each sequence, and the number of the first line.
+    """Yields what ``parse(line, number)`` makes of the lines of each sequence, and the number of its first
+    line.
 
     A blank line ends a sequence, which is handed over as soon as that line has been read. Memory is that
     of one sequence and one block of 64 KiB. Nothing is opened before the first sequence is asked for."""
@@ -89,7 +90,7 @@ def iter_lines(source: Source, *, encoding: str = "utf-8", name: str | None = No
     if first is None:
         return
     first = first.removeprefix(BOM)
-    if first.rstrip("\r").count("\r") > 1:  # text of a token, or the ends of all lines
+    if first.rstrip("\r").count("\r") > 1:  # they are the text of a token, or end all lines
         second = next(found, "")
         if not second:
             problem = "lines end in carriage returns alone, as on old Macs"
@@ -175,7 +176,7 @@ def _text_lines(source: Any, name: str) -> Iterator[str]:
 
 
 def name_of(source: Any) -> str:
-    """What errors call a source that was given no name."""
+    """The name by which errors call a source that was not given one."""
     if isinstance(source, (str, os.PathLike)):
         return os.fspath(source)
     name = getattr(source, "name", None)

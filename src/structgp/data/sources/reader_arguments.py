@@ -1,4 +1,4 @@
-"""Arguments of ``learn`` that go together, and those that do not."""
+"""Checks which arguments of ``learn`` go together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INSTEAD = {
 
 
 def check_arguments(format: str, **given: Any) -> None:
-    """InputError for arguments that do not go together."""
+    """InputError for arguments that do not go together or are not known."""
     if format not in FORMATS:
         raise InputError("format", f"{format!r} is not known", f"use one of {', '.join(FORMATS)}")
     if given["form"] not in (None, *FORMS):
@@ -41,7 +41,7 @@ def check_arguments(format: str, **given: Any) -> None:
 
 
 def _check_one(name: str, format: str) -> None:
-    """InputError if files of this format have no such argument."""
+    """InputError if files of this format do not take this argument."""
     if name in ("keys", "form") and format not in _ONLY[name]:
         raise InputError(name, f"is for the format {_ONLY[name][0]!r}", "leave it out")
     if name in ("scheme", "snap", "field"):

@@ -1,4 +1,4 @@
-"""What a model file may say of the reader of its files: checked before a reader is built from it."""
+"""Checks what a model file says about the reader of its files, before a reader is built from it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STATE = {
 
 
 def check_state(state: Mapping[str, Any], model: str) -> None:
-    """InputError that names the model, where the state of its reader is not what ``to_json`` writes."""
+    """InputError that names the model if the state of its reader is not what ``to_json`` writes."""
     try:
         check_form(state, STATE)
         if "template" in state:

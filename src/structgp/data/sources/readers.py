@@ -1,4 +1,4 @@
-"""From a file in any of the formats to X and y, as a classifier is fitted with.
+"""Readers of files in any of the formats, which give X and y to fit a classifier with.
 
 A reader knows all that has to be remembered about the training file: the template, the scale of numbers,
 where the word vectors are, what stands for a missing label. A model keeps what ``to_json`` returns."""
@@ -30,12 +30,12 @@ Labels = list[str | None]
 class Reader(ABC):
     """Reads files of one format.
 
-    missing : the text in the place of a missing label, None if there is none. transition_columns : names of
-    the features that transitions depend on and nodes do not. has_transitions : whether the training file
+    missing : the text that stands for a missing label, None if there is none. transition_columns : names of
+    the features on which transitions depend and nodes do not. has_transitions : whether the training file
     asks for scores of transitions. has_dense : whether tokens hold dense vectors. vectors : the word
-    vectors among them, or None; ``vectors.coverage`` is that of the training file.
-    template_lines : dict, name of a feature -> the template's line that makes it. has_token_lines :
-    whether every token has a line of its own."""
+    vectors among them, or None; ``vectors.coverage`` is that of the training file. template_lines : dict,
+    name of a feature -> the template's line that makes it. has_token_lines : whether every token has a line
+    of its own."""
 
     format: ClassVar[str]
     has_token_lines: ClassVar[bool] = True
@@ -62,7 +62,7 @@ class Reader(ABC):
         """All that :func:`from_json` needs."""
 
     def coverage(self, sequence: FileSequence) -> Coverage | None:
-        """How many tokens of a sequence have a word vector, None for a reader without word vectors."""
+        """How many tokens of a sequence have a word vector; None if the reader has no word vectors."""
         return None if self.vectors is None else self.vectors.coverage_of(sequence.cells)
 
     def labels_of(self, found: FileSequence) -> Any:
@@ -87,7 +87,8 @@ class Reader(ABC):
         return Labelled(name, list(X), list(y), list(lines))
 
     def stream(self, path: str | os.PathLike[str], encoding: str = "utf-8") -> Stream:
-        """A labelled file as :func:`structgp.data.shards.write` takes it, never held whole."""
+        """A labelled file in the form that :func:`structgp.data.shards.write` takes; it is never held
+        whole."""
         return Stream(self, os.fspath(path), encoding)
 
 
@@ -210,7 +211,7 @@ class AttributeReader(Reader):
 @dataclass(frozen=True)
 class JsonReader(Reader):
     """Reads JSON lines (``json_lines``): sequences, trees, graphs and grids. form : which of these, None to
-    tell by the keys of each line."""
+    tell from the keys of each line."""
 
     form: str | None = None
 
@@ -254,24 +255,24 @@ def learn(
     field: str | None = None,
     encoding: str = "utf-8",
 ) -> Reader:
-    """The reader for a training file, and for all files like it. Of ``train`` the first sequence is read,
-    with ``numeric`` or ``vectors`` all of them, one by one.
+    """The reader for a training file, and for all files like it. Only the first sequence of ``train`` is
+    read; with ``numeric`` or ``vectors`` all of them are, one by one.
 
     Parameters
     ----------
     train : the labelled file, as :func:`iter_columns` takes it, or what :func:`read_columns` has read.
-    template : of column files, a template or the path of one. Documents may have one too, over the columns
+    template : for column files, a template or the path of one. Documents may have one too, over the columns
         :data:`structgp.data.formats.document_reader.ROW`; without it, they have default features.
     format : 'columns'; 'crfsuite' for labels and attributes, or 'jsonl' for JSON lines, which need no
         template; a format of documents (:mod:`structgp.data.formats`).
-    dialect : of the template's file, 'crf++' (default) or 'wapiti'.
+    dialect : the dialect of the template file, 'crf++' (default) or 'wapiti'.
     numeric : columns of numbers, counted from 0; they are standardised.
     vectors, vector_column : path of word vectors (:class:`WordVectors`), and the column of the words (0).
     missing : the text in the label column of a token without a label.
     transitions : whether the last columns of tokens are the features of the template's bigrams.
-    keys : of CRFsuite's files, names before '=' in attributes that a structure refers to.
-    form : of JSON lines, 'sequence', 'tree', 'graph' or 'grid' (``spec.form``); None to tell by each line.
-    scheme, snap, field : of documents, as for :func:`structgp.data.formats.read`.
+    keys : for CRFsuite's files, names before '=' in attributes that a structure refers to.
+    form : for JSON lines, 'sequence', 'tree', 'graph' or 'grid' (``spec.form``); None to tell by each line.
+    scheme, snap, field : for documents, as in :func:`structgp.data.formats.read`.
 
     Example
     -------
@@ -306,7 +307,7 @@ def _of_documents(
     how: dict[str, Any],
     encoding: str,
 ) -> Reader:
-    """The reader of documents; their formats are read with what is in this room, so it comes later."""
+    """The reader of documents. The modules of their formats import this one, so they are imported here."""
     from structgp.data.formats.document_reader import DocumentReader
     from structgp.data.formats.format_parts import Reading
 
@@ -343,7 +344,7 @@ def _beside(
 
 
 def _feature_columns(train: Input, template: Template, encoding: str, name: str) -> int:
-    """The number of columns without the label, after checking that the template finds its own."""
+    """The number of columns without the label, after checking that the columns of the template exist."""
     (first,) = read_all(islice(iter_columns(train, encoding=encoding), 1), name)
     n_columns = len(first.rows[0]) - 1
     if n_columns < 1:
@@ -393,7 +394,7 @@ def from_json(state: Mapping[str, Any], model: str = "model", vectors: Path | No
     if "vectors" in state:
         path = None if vectors is None else os.fspath(vectors)
         words = ColumnVectors.from_json(state["vectors"], model, path)
-    # Models from before there were dialects have CRF++'s, those from before transitions had features none.
+    # Models saved before there were dialects use CRF++'s; before transitions had features, they have none.
     dialect, transitions = state.get("dialect", "crf++"), state.get("transitions", False)
     template = Template.parse(state["template"], f"{model} (template)", dialect)
     return ColumnReader(template, state["n_columns"], numbers, words, state.get("missing"), transitions)

@@ -43,7 +43,7 @@ class TemplateLine:
 
     source : the line as written. line : its number in the file, from 1. prefix : the literal text that
     comes before the feature, up to the first ``:`` or the first macro; ``U00:``. pattern : what follows,
-    with ``%s`` for each macro; ``%s/%s``. macros : in order."""
+    with ``%s`` for each macro; ``%s/%s``. macros : its macros, in order."""
 
     source: str
     line: int
@@ -56,7 +56,7 @@ class TemplateLine:
 class Template:
     """A parsed template.
 
-    name : what errors call it. text : its source; parsed in the same dialect it is the same template.
+    name : what errors call it. text : its source; parsing it in the same dialect gives the same template.
     unigrams : the lines that make features of tokens, in order, at least one; ``U``, in Wapiti's dialect
     ``u`` and ``*``. bigrams : the lines with macros that make features of transitions; ``B``, in Wapiti's
     dialect ``b`` and ``*``. A ``*`` line is both. has_bigram : whether a line without macros asks for
@@ -156,8 +156,9 @@ class Template:
 
     @cached_property
     def _work(self) -> tuple[list[Command], list[tuple[str, list[int]]], int]:
-        """What ``expand`` does to every sequence: the commands of all lines, each of them once; of each
-        line the pattern, and the places of its commands among those; how many columns they need."""
+        """What ``expand`` needs for every sequence: the distinct commands of all lines; for each line, its
+        pattern and the places of its commands among the distinct ones; and the number of columns that the
+        commands need."""
         lines = self.unigrams + self.bigrams
         place = {macro: k for k, macro in enumerate(dict.fromkeys(m for x in lines for m in x.macros))}
         each = [(line.pattern, [place[macro] for macro in line.macros]) for line in lines]
@@ -182,8 +183,9 @@ def _macro(found: re.Match[str], place: str) -> Command:
 
 
 class _Dialect(NamedTuple):
-    """How lines are read. strip : what counts of a line; command, read : what stands for a cell; noun,
-    remedy : for errors about it; letters : what a line may start with."""
+    """How lines are read. strip : drops comments and skipped lines; command, read : find a command (or
+    macro) and parse it; noun, remedy : what errors call it and how it is written; letters : the letters
+    that a line may start with."""
 
     strip: Callable[[str], str]
     command: re.Pattern[str]

@@ -1,4 +1,4 @@
-"""Files that are read before there is a model: what stands in them, without templates."""
+"""Reads files as they are, without templates, before there is a model."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class PlainReader(Reader):
                 yield FileSequence(found.rows, tokens, words, None, name or str(source), found.line)
 
     def with_labels(self, sequence: Any, labels: Sequence[str]) -> str:
-        """The sequence with these labels after its columns. Of JSON lines, whose labels may be left out,
-        without labels."""
+        """The sequence with these labels after its columns. JSON lines, which need no labels, are returned
+        without any."""
         if self.format == "jsonl":
             return format_json({key: v for key, v in sequence.given.items() if key != "labels"})
         if self.format == "crfsuite":

@@ -32,8 +32,9 @@ _MARK = b"\xef\xbb\xbf"
 class Coverage:
     """How many of some tokens have a vector.
 
-    as_written : number of tokens whose word is in the file; lower_case : of those where only the
-    lower-cased word is; missing : of those that have none and get zeros. Two of them add up by ``+``."""
+    as_written : number of tokens whose word is in the file; lower_case : number of tokens whose word is
+    there only in lower case; missing : number of tokens without a vector, which get zeros. Two coverages
+    are added by ``+``."""
 
     as_written: int = 0
     lower_case: int = 0
@@ -108,7 +109,7 @@ class WordVectors:
         return self._place(word) is not None
 
     def coverage(self, words: Iterable[str]) -> Coverage:
-        """How many of the words of some tokens have a vector."""
+        """How many tokens with these words have a vector."""
         total = Coverage()
         for word, n in Counter(iter(words)).items():
             as_written, found = self._key(word) in self._places, word in self
@@ -153,7 +154,8 @@ class WordVectors:
         self.digest = digest.hexdigest()
 
     def _is_vector(self, fields: list[bytes], place: str) -> bool:
-        """Whether the line has one word; InputError if it does not have D numbers."""
+        """True if the line is a word and D numbers, False if its word contains a space; InputError if it
+        does not have D numbers."""
         extra = len(fields) - 1 - self.dimension
         if extra > 0 and not _is_number(fields[1]):
             return False  # a word with a space in it
@@ -175,8 +177,8 @@ class WordVectors:
 
 
 def _regular_size(path: str) -> int:
-    """Bytes of a file. InputError for a pipe or a device, which cannot be read twice, and may have no
-    end."""
+    """Size of a file in bytes. InputError for a pipe or a device, which cannot be read twice, and may have
+    no end."""
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):  # a folder cannot be opened
         raise InputError(path, "not a regular file", "write the vectors to a file")
@@ -184,9 +186,9 @@ def _regular_size(path: str) -> int:
 
 
 def _beside(model: str, path: str) -> str | None:
-    """Where a model may open the file that it calls ``path`` without being told: at that path, if it is in
-    the model's own folder or below, else under the same name in that folder. A model file is not trusted to
-    choose what else is opened."""
+    """Where a model may open the file that it calls ``path`` if the user does not say where it is: at that
+    path, if it is in the model's own folder or below, else under the same name in that folder. A model file
+    is not trusted to choose what else is opened."""
     folder = os.path.dirname(os.path.realpath(model))
     for place in (path, os.path.join(folder, os.path.basename(path))):
         found = os.path.realpath(place)
@@ -207,9 +209,9 @@ def _is_number(field: bytes) -> bool:
 class ColumnVectors:
     """The vectors of the words in one column of a file.
 
-    scale : factor by which vectors are multiplied, so that those of the training words have length 1 on
-    average and a vector counts as much as one number. coverage : of the training tokens, None in models
-    that do not know it."""
+    scale : factor by which vectors are multiplied, so that the vectors of the training words have mean
+    squared length 1, and a vector counts as much as one number. coverage : of the training tokens, None in
+    models that do not know it."""
 
     vectors: WordVectors
     column: int
@@ -259,7 +261,7 @@ class ColumnVectors:
             raise InputError(model, problem, "say where they are with vectors=")
         if "size" in state and os.path.isfile(path) and os.path.getsize(path) != state["size"]:
             raise _other_vectors(path, model)  # before all of it is read
-        # Models from before words were looked up in lower case do not know coverage either.
+        # Models saved before words were looked up in lower case do not know coverage either.
         lower_case, coverage = state.get("lower_case", False), state.get("coverage")
         vectors = WordVectors(path, encoding=state["encoding"], lower_case=lower_case)
         if vectors.digest != state["sha256"]:

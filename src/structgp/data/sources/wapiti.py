@@ -47,10 +47,10 @@ _CLASSES: dict[str, Callable[[str], bool]] = {
 class Command:
     """One command of a pattern, or a macro of CRF++.
 
-    source : as written. row, column : of the cell; with ``absolute`` the row counts as after ``@``. kind :
+    source : as written. row, column : of the cell; with ``absolute``, row is the number after ``@``. kind :
     ``x``, ``t`` or ``m``. expression : of a test or a match, as written. lower : whether the result is
-    turned into lower case. outside : how cells outside the sequence begin, ``_B`` in CRF++. far : from this
-    many rows outside on, all cells are the same."""
+    turned into lower case. outside : how the text of cells outside the sequence begins, ``_B`` in CRF++.
+    far : number of rows outside the sequence from which on all cells have the same text."""
 
     source: str
     row: int
@@ -73,7 +73,7 @@ class Command:
         return self._results(columns, n, self.row, n)
 
     def _results(self, columns: Sequence[Sequence[str]], n: int, start: int, number: int) -> list[str]:
-        """What it gives at the positions from ``start`` on."""
+        """The command's results at the ``number`` positions from ``start`` on."""
         stop = start + number
         cells = [self._beyond("-", -position) for position in range(start, min(0, stop))]
         if n:
@@ -97,7 +97,7 @@ def strip_comment(line: str) -> str:
 
 
 def read_command(found: re.Match[str], place: str) -> Command:
-    """The command that ``COMMAND`` has found."""
+    """The command that a match of ``COMMAND`` stands for."""
     letter, absolute, row, column, expression = found.groups()
     kind = letter.lower()
     if (kind == "x") != (expression is None):
@@ -126,7 +126,7 @@ def translate(expression: str) -> str:
 
 @lru_cache
 def parse(expression: str) -> Pattern:
-    """The same as a pattern."""
+    """The expression as a pattern."""
     items, at, at_end = [], int(expression.startswith("^")), False
     while at < len(expression):
         character = expression[at]
@@ -150,7 +150,7 @@ def parse(expression: str) -> Pattern:
 
 
 def find(expression: str, cell: str) -> str | None:
-    """The part of a cell that an expression finds first, None if it finds none."""
+    """The first part of a cell that an expression matches, None if there is none."""
     pattern = parse(expression)
     if pattern.may_backtrack(cell):
         return pattern.find(cell)
