@@ -6,8 +6,10 @@ serve otherwise, for all other semirings, and if the spread of scores is too lar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -38,24 +40,29 @@ class Elimination(GraphProgram):
         f, *tables = scores
         shared = [g.dim() == 1 + t.arity for g, t in zip(tables, self.layout.tuples, strict=True)]
         schedule = schedule_of(self.layout, f.shape[-1], shared)
+        if semiring is LOG and _can_compile(scores, schedule):
+            found = _Compiled.apply(schedule, shared, *scores)
+            if found is not None:
+                return found
         parts = [
             g.flatten(1)[:, None].expand(-1, len(self.layout), -1) if one else g.flatten(2)
             for g, one in zip(tables, shared, strict=True)
         ]
-        flat = torch.cat([f.flatten(2), *parts], -1)
-        if semiring is LOG and _can_compile(flat, schedule):
-            found = _Compiled.apply(flat, schedule)
-            if found is not None:
-                return found
-        return total_by_steps(flat, schedule, semiring)
+        return total_by_steps(torch.cat([f.flatten(2), *parts], -1), schedule, semiring)
 
 
 class _Compiled(torch.autograd.Function):
-    """log Z (S, B); None if the scores have too large a spread."""
+    """log Z (S, B); None where the scores have too large a spread. The gradient of one draw and example is
+    written next to its scores, and the gradients of the templates are views of it: it may have gigabytes."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, schedule: Schedule) -> Tensor | None:
-        found = compiled_loops().totals(scores, schedule, ctx.needs_input_grad[0])
+    def forward(ctx: Any, schedule: Schedule, shared: Sequence[bool], *scores: Tensor) -> Tensor | None:
+        f, ctx.shared = scores[0], [False, *shared]
+        ctx.shapes = [x.shape[1 if one else 2 :] for x, one in zip(scores, ctx.shared, strict=True)]
+        flat = f.new_empty((*f.shape[:2], sum(map(prod, ctx.shapes))))
+        for part, x, one in zip(_apart(flat, ctx.shapes), scores, ctx.shared, strict=True):
+            part.copy_(x[:, None] if one else x)
+        found = compiled_loops().totals(flat, schedule, any(ctx.needs_input_grad))
         if found is None:
             return None
         ctx.gradient = found[1]
@@ -63,15 +70,26 @@ class _Compiled(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        # An impossible example has gradient 0, whatever comes from above.
-        return ctx.gradient * grad.masked_fill(~grad.isfinite(), 0)[..., None], None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        found = ctx.gradient
+        if not bool((grad == 1).all()):
+            # An impossible example has gradient 0, whatever comes from above.
+            found = found * grad.masked_fill(~grad.isfinite(), 0)[..., None]
+        parts = zip(_apart(found, ctx.shapes), ctx.shared, strict=True)
+        return None, None, *(part.sum(1) if one else part for part, one in parts)
 
 
-def _can_compile(scores: Tensor, schedule: Schedule) -> bool:
-    enough = len(scores) * schedule.entries >= max(1, WORTH_COMPILING)
-    known = scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.float64)
-    return enough and known and compiled_loops() is not None
+def _apart(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """Views (S, B, *shape) of flat (S, B, L), one per template."""
+    parts = flat.split([prod(shape) for shape in shapes], -1)
+    return [part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _can_compile(scores: Scores, schedule: Schedule) -> bool:
+    f = scores[0]
+    enough = len(f) * schedule.entries >= max(1, WORTH_COMPILING)
+    alike = all(x.dtype == f.dtype in (torch.float32, torch.float64) for x in scores)
+    return enough and alike and f.device.type == "cpu" and compiled_loops() is not None
 
 
 @cache
