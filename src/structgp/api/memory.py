@@ -42,7 +42,7 @@ class Memory:
 
     @classmethod
     def of(cls, X: Sequence[Any], y: Sequence[Any], examples: Examples) -> Memory | None:
-        """The sequences of X and y that are not empty; None if there are too many tokens to remember.
+        """The sequences of X and y that the fit uses; None if there are too many tokens to remember.
         examples : the same data, encoded."""
         if examples.n_tokens > MOST_TOKENS:
             return None
