@@ -137,8 +137,8 @@ def length_lines(found: float | list[float | None]) -> list[str]:
 
 
 def describe(model: StructuredGPClassifier) -> Summary:
-    """What the model has learned about features, transitions and other templates, and the plan of its
-    fit."""
+    """Summarises what the model has learned about features, transitions and other templates, and the plan
+    of its fit."""
     check_is_fitted(model, "model_")
     fitted, covered = model.model_, model.training_log_.get("vectors")
     V, edges = len(fitted.labels.classes), fitted.split.next

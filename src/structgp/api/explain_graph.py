@@ -35,8 +35,7 @@ class Part(NamedTuple):
 
 
 class Witness(NamedTuple):
-    """What one training token adds to the log-odds, or one inducing input, which is described by its
-    ``features``."""
+    """What one training token adds to the log-odds, or one inducing input, given by its ``features``."""
 
     sequence: int | None
     token: int | None
@@ -200,8 +199,7 @@ def _in_graph(asked: Asked, at: Potentials, to: Variable, a: int, b: int) -> tup
 
 
 def _without(tuples: Tuples, gone: Sequence[int | None]) -> Tuples:
-    """The tuples of ``len(gone)`` copies of the only example: copy b lacks tuple gone[b], unless that is
-    None."""
+    """The tuples of ``len(gone)`` copies of the only example; copy b lacks tuple gone[b], if not None."""
     index, mask = (x.repeat(len(gone), *[1] * (x.dim() - 1)) for x in (tuples.index, tuples.mask))
     for b, e in enumerate(gone):
         if e is not None:

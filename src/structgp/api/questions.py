@@ -32,8 +32,7 @@ class Span(NamedTuple):
 
 
 class Labelling(NamedTuple):
-    """The labels of a whole sequence (or of another example, in its shape), with their joint
-    probability."""
+    """The labels of a whole sequence (or other example, in its shape), with their joint probability."""
 
     labels: Any
     probability: float
@@ -130,8 +129,8 @@ class Answers:
         return _labellings(asked, asked.n_best(n, known))
 
     def sample_labellings(self, X: Iterable[Any], n: int, known: Given = None) -> list[list[list[str]]]:
-        """n labellings of each sequence, drawn from the posterior: first the functions, then labels given
-        the functions."""
+        """n labellings of each sequence, drawn from the posterior: first functions, then labels given
+        them."""
         asked = self.ask(X)
         return _each_shaped(asked, asked.samples(n, known))
 
@@ -326,8 +325,7 @@ def report_of(
 
 
 def log_probs_of(asked: Asked, y: Sequence[Sequence[str | None]]) -> list[float | None]:
-    """log p(y | x) of each labelling; all None if the structure samples labellings, without
-    log-probabilities."""
+    """log p(y | x) of each labelling; all None for structures that sample labellings, which lack it."""
     return asked.log_probs(y) if asked.model.spec.program != "gibbs" else [None] * len(y)
 
 

@@ -40,8 +40,7 @@ def split_columns(
 def read_json(
     reader: sources.Reader, path: str, names: Sequence[str], encoding: str
 ) -> tuple[list[Any], Annotations, list[tuple[str, int]]]:
-    """The examples in JSON lines, the labels that these annotators gave them, and the place (file, line) of
-    each."""
+    """The examples in JSON lines, the labels from these annotators, and the place (file, line) of each."""
     X, given, places = [], [], []
     for found in reader.sequences(path, encoding=encoding):
         place, said = f"{found.name}:{found.line}", found.given.get("annotations") or {}  # type: ignore[attr-defined]

@@ -78,8 +78,8 @@ def check_options(
 
 
 def field_of(estimator: Fitted, reader: DocumentReader, to: str, asked: str | None) -> str:
-    """The field of CoNLL-U that labels are written to. Spans from other documents do not replace the parts
-    of speech."""
+    """The CoNLL-U field that labels are written to. Spans from other documents do not replace the parts of
+    speech."""
     if asked is not None and to != "conllu":
         raise InputError("--field", f"is for conllu, not for {to}", "leave it out, or add --to conllu")
     has_field = "conllu" in (reader.documents, estimator.model_.extra["documents"])

@@ -84,7 +84,7 @@ class JsonTagger:
             yield {"labels": labellings[0]["labels"], "labellings": labellings}
 
     def _probabilities(self, asked: Asked, known: Any, labels: Sequence[Sequence[str]]) -> list[Any]:
-        """The probability of each token's label, or at level 2 of every label, in the shape of the
+        """Probabilities of each token's label, or at level 2 of every label, in the shape of the
         example."""
         found: list[list[Any]] = []
         for p, y in zip(self.estimator.marginals_of(asked, known), labels, strict=True):

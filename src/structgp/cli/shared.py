@@ -100,8 +100,7 @@ def in_files(places: Sequence[tuple[str, int]], has_token_lines: bool = False) -
 
 
 def _place_in_file(place: str, places: Sequence[tuple[str, int]], has_token_lines: bool) -> str | None:
-    """The place in a file of an example in memory, or of a part of it; None if ``place`` is not about an
-    example."""
+    """The place in a file of an example in memory, or of a part of it; None if ``place`` names neither."""
     found = _EXAMPLE.fullmatch(place)
     if found is None or int(found["number"]) >= len(places):
         return None

@@ -41,8 +41,7 @@ DIGITS = 6
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A waiting request. loop : the event loop that the future belongs to; None if any thread may settle
-    it."""
+    """A waiting request. loop : the event loop of the future; None if any thread may settle the future."""
 
     X: Sequence[Any]
     detail: str
@@ -62,8 +61,7 @@ def _n_tokens(x: Any) -> int:
 
 
 def _in_parts(X: Sequence[Any]) -> list[list[Any]]:
-    """The examples in order, in parts of at most ``AT_ONCE`` tokens; a longer example is a part by
-    itself."""
+    """The examples in order, in parts of at most ``AT_ONCE`` tokens, or of one longer example."""
     parts: list[list[Any]] = [[]]
     n = 0
     for x in X:

@@ -18,8 +18,7 @@ AUDITED = 50
 LEVEL = 0.9
 """Probability of all intervals."""
 SETTLED = 10
-"""Number of audited sequences from which on the spread of their errors is estimated, see
-``audited_error``."""
+"""Smallest number of audits from which the spread of errors is estimated, see ``audited_error``."""
 FEWEST_POINTS = 4
 """Smallest number of fits, with different numbers of labels, for a curve through their errors."""
 FEWEST_GROWTH = 1.25

@@ -18,8 +18,8 @@ from structgp.service.session import Session
 from structgp.service.tag_requests import Tagging
 
 MOST_WITNESSES = 300
-"""Number of latest labelled sequences in which 'why' looks for similar tokens: half a second on one
-core."""
+"""Number of latest labelled sequences in which 'why' looks for similar tokens; it takes half a second on
+one core."""
 OPENED = ("search", "review")
 
 

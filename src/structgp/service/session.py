@@ -95,8 +95,8 @@ class Session:
     # -- what comes next -----------------------------------------------------------------------
 
     def next(self, annotator: str) -> dict[str, Any]:
-        """The sequence to label now: the same one again until it is labelled. {'sequence': None} if there
-        is none left."""
+        """The sequence to label now: the same one until it is labelled; {'sequence': None} if none is
+        left."""
         with self._lock:
             self._warm_up()
             mine = [i for i, held in self._leases.items() if held.annotator == annotator]
@@ -259,7 +259,7 @@ class Session:
         return {i: at for i, at in self._swept.items() if at[1] >= least and self._is_free(i)}
 
     def accept_bulk(self, request: str, annotator: str, least: float) -> list[Event]:
-        """Saves the model's labels of all unlabelled sequences whose labelling has at least this
+        """Saves the model's labels of all unlabelled sequences where they have at least this
         probability."""
         with self._lock:
             if not self.bulk(least)["ready"]:

@@ -19,8 +19,7 @@ class Suggestions:
         self._answers: dict[tuple[int | None, int], dict[str, Any]] = {}
 
     def of(self, i: int) -> dict[str, Any] | None:
-        """The answer about a sequence; None without a model. Waits for the answer if it was not asked for
-        in advance."""
+        """The answer about a sequence; None without a model. Waits if it was not asked for in advance."""
         if self.answerer.tagger is None:
             return None
         found = self._answers.get((self.answerer.number, i))
