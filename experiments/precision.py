@@ -3,16 +3,16 @@
     python -m experiments.precision [--device cuda] [--kernel K ...] [--ratio R ...] [--amplitude A ...]
                                     [--inducing M ...] [--sequences N]
 
-Generated sequences of dense features with two clusters per label, so that a linear kernel alone cannot
-tell the labels apart. Kernels are fixed: RBF, Matern, linear and their sum, with length-scales that are
-multiples (ratio) of the median distance between tokens, and amplitudes as given. Each is fitted on the CPU
-and on the device, on the latter from three values of ``random_state``. Every sequence counts once: a weight
-from cross-validation differs between random states, and so would the bounds that are maximised. Bounds are
-in nats per sequence, of the fitted posterior on the same 256 fresh draws, computed on the CPU in double
-precision: a device that fits something else than it reports is found out.
+The data are generated sequences of dense features with two clusters per label, so that a linear kernel
+alone cannot tell the labels apart. Kernels are fixed: RBF, Matern, linear and their sum, with length-scales
+that are multiples (ratio) of the median distance between tokens, and amplitudes as given. Each is fitted
+once on the CPU, and on the device with three values of ``random_state``. Every sequence counts once: a data
+weight from cross-validation would differ between random states, and so would the bounds that are maximised.
+Bounds are those of the fitted posterior on the same 256 fresh draws, in nats per sequence, computed on the
+CPU in double precision, which reveals a device that fits something else than it reports.
 
 A row fails if CPU and device differ by more than .1 nat, or if any fit says 'converged' more than .1 nat
-below the best of all. Rows go to results/precision.jsonl.
+below the best of all fits. Rows go to results/precision.jsonl.
 """
 
 from __future__ import annotations
