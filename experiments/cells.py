@@ -1,4 +1,4 @@
-"""A table that is made cell by cell, and survives being killed.
+"""A table that is computed cell by cell, in a file that survives a kill at any time.
 
 A finished cell is one line of JSON, appended in one write and flushed to the disk. If a kill leaves part of
 a line, it is not JSON and is skipped; the next row begins on a new line. A run that is started again

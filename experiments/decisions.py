@@ -7,8 +7,8 @@ A cell is one split of one task: 'fold0' to 'fold4' are the paper's folds (for t
 parts, each of which is the test set once), 'random0' to 'random9' are random halves. One default fit
 answers for every decoding; the CRF has its regulariser cross-validated and decodes by Viterbi. A token of a
 span that is labelled as outside costs ``MISSED``, any other error 1. Rows go to results/decisions.jsonl,
-and finished cells are not done again. --speed times span probabilities, compared with an earlier loop over
-the chain, and labels under two decodings."""
+and finished cells are not done again. --speed times span probabilities, compared with the loop that was
+used before, and labels under two decodings."""
 
 from __future__ import annotations
 

@@ -226,7 +226,8 @@ def clusters(seed: int = 0, n_sequences: int = 100, n_test: int = 2_000) -> Task
     relevant = centres[labels, rng.integers(3, size=len(labels))] + 0.7 * rng.normal(size=(len(labels), 3))
     x = np.concatenate([relevant, rng.normal(size=(len(labels), 9))], 1)
     far = np.square(relevant[:, None, None, :] - centres).sum(-1)
-    # Given its labels, a sequence has p(x | y), and y itself comes from a chain with scores of transitions.
+    # Inputs are drawn from p(x | y) given the labels, and labels from a chain that has transition scores
+    # only.
     node = np.split(log_sum(-far / (2 * 0.7**2), axis=2), n)
     X, names = np.split(x, n), [[LABELS[v] for v in labels] for labels in y]
     k = n_sequences

@@ -88,7 +88,8 @@ def dots(title: str, label: str, rows: Sequence[str], shown: Sequence[Dot]) -> M
 
 
 def figure(panels: Sequence[Markup], legend: Sequence[str]) -> str:
-    """The panels, two in a line, under a legend of the colours in their order; '' leaves one out."""
+    """The panels, two side by side, under a legend. legend : names of the colours in order; '' leaves one
+    out."""
     heights = [_height(panel) for panel in panels]
     parts, top = [_legend(legend)], 34
     for i in range(0, len(panels), 2):

@@ -26,7 +26,7 @@ from structgp import Natural, metrics
 TASK = "segmentation"
 DRAWS = 64
 """Number of draws in the fits of the annotator likelihood: twice as many as usual, since labels that may be
-wrong make its gradients noisier."""
+wrong make these fits noisier."""
 
 KEY = ("method", "draws", "columns", "seed", "fold")
 Run = tuple[str | None, bool, int, int, str]

@@ -188,7 +188,7 @@ def _read_arrays(file: Path) -> dict[str, NDArray[np.int64]]:
 
 
 def _inconsistency(arrays: dict[str, NDArray[np.int64]]) -> str | None:
-    """What is wrong with the arrays, or None."""
+    """A description of what is wrong with the arrays, or None."""
     indptr, indices, offsets = arrays["indptr"], arrays["indices"], arrays["seq_offsets"]
     labels, raw, n_labels = arrays["labels"], arrays["labels_raw"], arrays["n_labels"]
     train, test = arrays["fold_train"], arrays["fold_test"]

@@ -148,7 +148,7 @@ def campaign(number: int, seed: int, folder: Path) -> Tally:
 
 
 def _fault(status: int, body: bytes, method: str) -> str:
-    """What is wrong with an answer; '' if nothing is."""
+    """A description of what is wrong with an answer; '' if nothing is."""
     if status >= 500:
         return f"status {status}: {body[:200]!r}"
     if status >= 400 and method in ("GET", "POST") and body[:1] == b"{":

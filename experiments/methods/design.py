@@ -33,7 +33,7 @@ class Tokens:
 
     @property
     def starts(self) -> list[int]:
-        """Where each sequence begins, and N."""
+        """Index of the first token of each sequence, followed by N."""
         return self.starts_of(self.lengths)
 
     def split(self, rows: np.ndarray) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""What a model has learned as a whole: the plan of its fit, scales of features, tables of templates."""
+"""Describes what a model has learned: the plan of its fit, scales of features, tables of templates."""
 
 from __future__ import annotations
 

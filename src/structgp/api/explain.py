@@ -188,8 +188,8 @@ def _two(classes: Sequence[str], p: np.ndarray, label: str | None, other: str | 
 
 def _transition(fitted: Model, row: np.ndarray, beside: Tensor, a: int, b: int, after: bool) -> Transition:
     """The transition between the token and a neighbour. row : (W,) features of the transition's second
-    token. beside : (V, V) joint probabilities of the token's label (row) and the neighbour's label
-    (column). after : True if the neighbour is the next token."""
+    token. beside : (V, V) how probable each label of the neighbour (column) is given each label of the
+    token (row), up to a factor per row. after : True if the neighbour is the next token."""
     i, j = int(beside[a].argmax()), int(beside[b].argmax())
     edge, names = fitted.split.next, fitted.labels.classes
     if fitted.spec.next is None:  # constraints alone

@@ -64,7 +64,7 @@ class Group(click.Group):
                 click.echo(f"structgp: error: output: {reason}; choose another place", err=True)
                 silence_stdout()
                 ctx.exit(2)
-            # The reader of our output is gone, so there is nobody to tell.
+            # The process that reads our output has ended, so nothing can be reported to it.
             sys.stderr.close()
             ctx.exit(1)
 

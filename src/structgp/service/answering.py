@@ -31,9 +31,9 @@ PAUSE = 0.004
 """Seconds without a new request after which a batch stops waiting: reading and writing a request takes a
 few tenths of a millisecond."""
 DETAILS = ("labels", "probabilities", "all", "page")
-"""What an answer holds, each level adding to the first two: the labels; the probability of the labelling
-and of each label; the probabilities of every label of each token; or uncertainty and spans, as the page
-shows them."""
+"""What an answer holds: 'labels', only the labels; 'probabilities', also the probability of the labelling
+and of each label; 'all', in addition those of every label of each token; 'page', in addition to
+'probabilities' the alternatives, uncertainty and spans that the page shows."""
 LEAST_SPAN = 0.02
 """Spans with a lower probability than this are not listed."""
 DIGITS = 6

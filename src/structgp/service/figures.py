@@ -140,7 +140,7 @@ def agreement(events: Iterable[Event]) -> list[dict[str, Any]]:
 
 
 def unchanged(events: Iterable[Event]) -> dict[str, Any]:
-    """How often suggestions that were shown were accepted unchanged."""
+    """Number of sequences shown with suggestions, and how many of these were accepted unchanged."""
     shown = [e for e in events if e.stream == "chosen" and e.suggested is not None]
     same = sum(e.suggested is not None and e.labels == e.suggested["labels"] for e in shown)
     return {"sequences": len(shown), "unchanged": same}

@@ -36,8 +36,8 @@ FOUND = 50
 
 @dataclass(frozen=True)
 class Lease:
-    """A sequence on somebody's screen. told : the model's answer, whether shown or not. before : after an
-    undo, what the model had answered before it saw the labels that were taken back."""
+    """A sequence on an annotator's screen. told : the model's answer, whether shown or not. before : after
+    an undo, what the model had answered before it saw the labels that were taken back."""
 
     annotator: str
     stream: str
@@ -166,7 +166,7 @@ class Session:
         }
 
     def opened(self, i: int, stream: str) -> dict[str, Any]:
-        """A sequence that somebody looked up."""
+        """A sequence that an annotator looked up, as the page shows it."""
         self._check_sequence(i)
         with self._lock:
             return self.shown(i, stream, self.suggestions.of(i))
