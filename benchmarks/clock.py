@@ -17,8 +17,8 @@ import torch
 
 @dataclass(frozen=True)
 class Times:
-    """wall : wall-clock seconds of each round. cpu : CPU seconds of each round, for all threads of this
-    process."""
+    """The measured times of one contestant. wall : wall-clock seconds of each round. cpu : CPU seconds of
+    each round, for all threads of this process."""
 
     wall: tuple[float, ...]
     cpu: tuple[float, ...]

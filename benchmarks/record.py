@@ -29,9 +29,9 @@ polyline { fill: none; stroke-width: 2 }
 
 @dataclass(frozen=True)
 class Options:
-    """quick : use small sizes. threads : number of threads of torch and of libraries that follow its
-    setting, for ours and the peers alike. peers : names of peers to measure beside ours; None for all that
-    are installed. results : the folder for results."""
+    """The options of a run. quick : use small sizes. threads : number of threads of torch and of libraries
+    that follow its setting, for ours and the peers alike. peers : names of peers to measure beside ours;
+    None for all that are installed. results : the folder for results."""
 
     quick: bool = False
     device: str = "cpu"

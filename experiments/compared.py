@@ -44,8 +44,8 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Setting:
-    """quick : see the module's docstring. minutes : time limit of a paper's preset. device : the device of
-    the paper's presets."""
+    """The circumstances of a fit. quick : see the module's docstring. minutes : time limit of a paper's
+    preset. device : the device of the paper's presets."""
 
     quick: bool
     minutes: float

@@ -2,8 +2,8 @@
 
     python -m experiments.potts [--couplings J ...] [--seeds N ...] [--large]
 
-Pictures have 6 x 6 pixels and three labels: p(y | x) is proportional to exp(FIELD * number of pixels with y
-= x + J * number of pairs of neighbours with equal labels), where x is a random colour of each pixel, its
+Pictures have 6 x 6 pixels and three labels: p(y | x) is proportional to exp(FIELD * number of pixels with
+y = x + J * number of pairs of neighbours with equal labels), where x is a random colour of each pixel, its
 only feature. Labels are drawn exactly, row by row, and the true probabilities are known ('oracle'). Models
 are fitted to 50 pictures, and the NLL per pixel is measured on 50 others: 'exact', the default here;
 'reweighted', with the tree-reweighted bound for fit and answers; 'piecewise', where each node and each pair

@@ -106,8 +106,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Chains:
-    """kept : (S, K, P) states after burn-in. likelihood : (S, K) log-likelihood of the data at these
-    states. accepted : share of accepted proposals. step : the step size after burn-in."""
+    """The result of sampling. kept : (S, K, P) states after burn-in. likelihood : (S, K) log-likelihood of
+    the data at these states. accepted : share of accepted proposals. step : the step size after burn-in."""
 
     kept: Tensor
     likelihood: Tensor

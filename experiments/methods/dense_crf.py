@@ -26,9 +26,10 @@ MEMORY, MOST_STEPS, TOLERANCE = 20, 500, 1e-7
 
 
 class DenseCRF:
-    """c2 : the regulariser, or several to choose from by ``n_folds``-fold cross-validation, which starts
-    from the largest and stops when ``PATIENCE`` in a row are worse than the best. After ``fit``: classes_,
-    c2_, cv_scores_ (c2 -> NLL per held-out sequence), weights_ (D + 1, V), transitions_ (V, V)."""
+    """The CRF on dense inputs. c2 : the regulariser, or several to choose from by ``n_folds``-fold
+    cross-validation, which starts from the largest and stops when ``PATIENCE`` in a row are worse than the
+    best. After ``fit``: classes_, c2_, cv_scores_ (c2 -> NLL per held-out sequence), weights_ (D + 1, V),
+    transitions_ (V, V)."""
 
     def __init__(
         self, c2: float | Sequence[float] = C2_GRID, n_folds: int = 5, random_state: int = 0

@@ -3,8 +3,8 @@
 The sampler may use any Gaussian instead of the prior if the ratio makes up for it (Nishihara, Murray and
 Adams 2014): with t(h) = exp(<a, h> - (h - m)^T W (h - m) / 2), prior times likelihood equals prior times t,
 which is Gaussian, times likelihood over t. The nearer prior times t is to the posterior, the flatter
-likelihood over t is, and the longer are the steps. The sampled posterior is the same for every a, m and W
->= 0; if all are 0, it is the plain sampler. Here W is diagonal and m is the mean of prior times t; both
+likelihood over t is, and the longer are the steps. The sampled posterior is the same for every a, m and
+W >= 0; if all are 0, it is the plain sampler. Here W is diagonal and m is the mean of prior times t; both
 come from the likelihood's average slope and bend around m.
 """
 
@@ -27,9 +27,10 @@ too narrow, the ratio would rise in its tails, and chains would stay there for l
 
 @dataclass(frozen=True)
 class Sites:
-    """mean, precision : (N, C) m and W. transition_mean, transition_precision : (V, V), the same for g.
-    factor : (C, N, R), where factor factor^T is the covariance of h. transition_sd : (V, V) standard
-    deviation of g. tilt, transition_tilt : a for h and for g."""
+    """The Gaussian, and the parameters of t. mean, precision : (N, C) m and W. transition_mean,
+    transition_precision : (V, V), the same for g. factor : (C, N, R), where factor factor^T is the
+    covariance of h. transition_sd : (V, V) standard deviation of g. tilt, transition_tilt : a for h and for
+    g."""
 
     mean: Tensor
     precision: Tensor

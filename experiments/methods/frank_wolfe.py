@@ -27,8 +27,8 @@ PASSES_BETWEEN_LOOKS = 5
 @dataclass
 class _Block:
     """One sequence: the features that occur in it, their (T, U) matrix and its transpose, y as (T,) and as
-    (T, V) indicators, the counts (V, V) of pairs of neighbouring labels; and its shares (U, G, V), (G, V,
-    V) and (G,)."""
+    (T, V) indicators, the counts (V, V) of pairs of neighbouring labels; and its shares (U, G, V),
+    (G, V, V) and (G,)."""
 
     columns: np.ndarray
     x: csr_array
@@ -87,8 +87,7 @@ class FrankWolfe:
         self.relative_gap = np.ones(len(C))
 
     def run(self, tolerance: float, max_passes: int) -> None:
-        """Makes passes over the data until the tolerance is reached. A pass costs O(sum_n G (nnz_n V + T_n
-        V^2))."""
+        """Makes passes until the tolerance is reached. A pass costs O(sum_n G (nnz_n V + T_n V^2))."""
         while self.passes < max_passes and (self.relative_gap > tolerance).any():
             for _ in range(min(PASSES_BETWEEN_LOOKS, max_passes - self.passes)):
                 for n in self._rng.permutation(len(self._blocks)):

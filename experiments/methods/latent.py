@@ -28,9 +28,9 @@ RANK_TOLERANCE = 1e-10
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Coordinates of the linear kernel, from s X = U diag(scale) Q^T. phi : (N, R) U diag(scale), so that h
-    = phi z with z standard normal. directions : (D, R) s Q, so that new tokens have E[h* | h] = X*
-    directions z."""
+    """Coordinates of the linear kernel, from s X = U diag(scale) Q^T. phi : (N, R) U diag(scale), so that
+    h = phi z with z standard normal. directions : (D, R) s Q, so that new tokens have
+    E[h* | h] = X* directions z."""
 
     phi: Tensor
     scale: Tensor

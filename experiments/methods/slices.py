@@ -24,9 +24,9 @@ DRAWS_AT_ONCE = 32
 
 @dataclass(frozen=True)
 class Samples:
-    """kept : (S, K, P), every ``thin``-th state of each chain after burn-in. evaluations : number of
-    evaluations of the ratio, for all chains together. angle : mean size of an accepted step after burn-in,
-    in radians."""
+    """The result of sampling. kept : (S, K, P), every ``thin``-th state of each chain after burn-in.
+    evaluations : number of evaluations of the ratio, for all chains together. angle : mean size of an
+    accepted step after burn-in, in radians."""
 
     kept: Tensor
     evaluations: int

@@ -272,9 +272,8 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         remember: bool = True,
         callback: Callback | None = None,
     ) -> StructuredGPClassifier:
-        """Learns from more data. New features and new labels are added to the model; new labels come last
-        in ``classes_``. The first call is a fit; its ``classes`` may name labels that will only occur
-        later.
+        """Learns from more data. New features and labels are added to the model; new labels come last in
+        ``classes_``. The first call is a fit; its ``classes`` may name labels that occur only later.
 
         remember : whether the estimator keeps all data, up to 20,000 tokens, and fits them together. Up to
         3,000 tokens the result equals that of one fit; beyond, the data weight is chosen anew only now and

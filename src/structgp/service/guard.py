@@ -39,9 +39,9 @@ class Refused(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Guard:
-    """token : the token that a request has to bring, in its address or as ``Authorization: Bearer``; None
-    for no token. hosts : the names in the Host header that are answered, None for any; this stops pages of
-    other sites that point their own host name at this machine."""
+    """Guards the application ``app``. token : the token that a request has to bring, in its address or as
+    ``Authorization: Bearer``; None for no token. hosts : the names in the Host header that are answered,
+    None for any; this stops pages of other sites that point their own host name at this machine."""
 
     app: Any
     token: str | None

@@ -24,9 +24,9 @@ UNKNOWN = "?"
 
 @dataclass(frozen=True)
 class Pool:
-    """reader : the reader of the pool's files; it is kept with the model, so that ``structgp tag`` can read
-    similar files. sequences : all sequences, with ``tokens`` (features), ``words``, and ``labels`` if the
-    file has labels."""
+    """The sequences to label. reader : the reader of the pool's files; it is kept with the model, so that
+    ``structgp tag`` can read similar files. sequences : all sequences, with ``tokens`` (features),
+    ``words``, and ``labels`` if the file has labels."""
 
     name: str
     reader: sources.Reader

@@ -47,9 +47,9 @@ probable."""
 
 @dataclass
 class Refitter:
-    """features : features of each sequence of the pool. parameters : parameters of the classifier. keep :
-    values about the reader that are kept in the model file. has_transitions : whether labels depend on
-    their neighbours."""
+    """Runs the tasks of the background process. features : features of each sequence of the pool.
+    parameters : parameters of the classifier. keep : values about the reader that are kept in the model
+    file. has_transitions : whether labels depend on their neighbours."""
 
     features: Sequence[Any]
     model_path: str

@@ -15,8 +15,8 @@ Labels = list[str | None]
 
 @dataclass(frozen=True)
 class TagSet:
-    """types : types of spans, or the tags themselves. spans : True if labels are spans in the BIO scheme;
-    if False, every token has one of the types as its label."""
+    """The labels that may be given. types : types of spans, or the tags themselves. spans : True if labels
+    are spans in the BIO scheme; if False, every token has one of the types as its label."""
 
     types: tuple[str, ...]
     spans: bool
