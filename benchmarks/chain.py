@@ -83,7 +83,7 @@ def pytorch_crf(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-# From the name of a peer to the package that it needs, and its function.
+# Maps the name of a peer to the package that it needs, and its function.
 PEERS: dict[str, tuple[str | None, LogZ]] = {
     "plain loop": (None, plain_loop),
     "torch-struct": ("torch_struct", torch_struct),

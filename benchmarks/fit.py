@@ -49,7 +49,7 @@ def paper(name: str) -> Fit:
     return fit
 
 
-# From name to the fit, the limits of the quick run, and the limits of the full run.
+# Maps a name to the fit, the limits of the quick run, and the limits of the full run.
 METHODS: dict[str, tuple[Fit, tuple[float, ...], tuple[float, ...]]] = {
     "crf": (crf, (0,), (0,)),
     "structgp": (ours, (1, 0), (1, 2, 4, 8, 0)),

@@ -57,7 +57,7 @@ def of_words(template: sources.Template, task: str) -> sources.Template:
 
 
 def feature_sets(template: sources.Template, task: str) -> dict[str, Callable[[Rows], list[Any]]]:
-    """From name to a function that makes features from the columns of a sequence."""
+    """Maps the name of each set to a function that makes features from the columns of a sequence."""
 
     def less(rows: Rows, keys: Sequence[str]) -> list[Any]:
         tokens = token_features([row[0] for row in rows])

@@ -28,7 +28,7 @@ from structgp import Inducing, Prior, SecondOrder, StructuredGPClassifier, metri
 
 KEY = ("likelihood", "variance", "task", "fold")
 LIKELIHOODS = {"chain": ("gp-var-b", "gp-var-s"), "piecewise": ("gp-var-p",)}
-"""From each likelihood to the paper's methods that use it."""
+"""Maps each likelihood to the paper's methods that use it."""
 
 VARIANCES = (1.0, 3.0, 10.0, 30.0)
 TRAINING_SEQUENCES = {"basenp": 150, "chunking": 50, "segmentation": 20, "japanesene": 50}

@@ -78,7 +78,7 @@ def pixels(height: int, width: int) -> tuple[list[Point], list[Link], list[Link]
 
 
 def pictures() -> dict[str, str]:
-    """From the name of a picture to its SVG."""
+    """The pictures: maps the name of each to its SVG."""
     nodes, straight, across = pixels(3, 4)
     tree = [(2.0, 0.0), (1.0, 1.0), (3.0, 1.0), (0.5, 2.0), (1.5, 2.0), (3.0, 2.0)]
     graph = [(0.0, 0.6), (1.2, 0.0), (1.2, 1.4), (2.6, 0.2), (2.6, 1.3), (3.8, 0.7)]

@@ -15,7 +15,7 @@ DTYPES = {"F64": "torch.float64", "F32": "torch.float32", "I64": "torch.int64", 
     "F16": "torch.float16",
     "I32": "torch.int32",
 }
-"""From types in a file to their names in torch, which are part of the digest."""
+"""Maps types in a file to their names in torch, which are part of the digest."""
 
 
 @dataclass

@@ -90,7 +90,7 @@ KINDS: dict[str, tuple[Make, dict[str, Any]]] = {
     "same": (mixed, {"structure": structgp.chain() + structgp.same("w")}),
     "annotators": (annotated, {}),
 }
-"""From the name of a kind to the function that makes its data, and the parameters of the fit."""
+"""Maps the name of a kind to the function that makes its data, and the parameters of the fit."""
 
 
 def fitted(name: str, rng: random.Random) -> StructuredGPClassifier:

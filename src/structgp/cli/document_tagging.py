@@ -17,7 +17,7 @@ from structgp.data.sources import FileSequence, Reader
 from structgp.errors import InputError, StructgpWarning
 
 ANSWERED_AS = {"text": "prodigy"}
-"""From a format that cannot hold answers to the format in which they are written instead."""
+"""Maps a format that cannot hold answers to the format in which they are written instead."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from structgp.service.store import Store
 from structgp.service.tag_set import TagSet
 
 ANSWERED_AS = {"text": "prodigy"}
-"""From a format that cannot hold labels to the format in which they are exported instead."""
+"""Maps a format that cannot hold labels to the format in which they are exported instead."""
 
 
 def label(
