@@ -25,7 +25,7 @@ MAY_BE_SET = ("n_draws", "decode", "costs", "class_weight", "device")
 
 _lock = threading.Lock()
 _models: dict[str, tuple[tuple[int, int], Any, Fitted]] = {}
-"""Maps a path to the file's modification time and size when it was read, the ``structure`` and the model."""
+"""Maps a path to the file's modification time and size when read, the ``structure`` and the model."""
 
 
 class BatchTagger:
