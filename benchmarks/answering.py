@@ -1,13 +1,13 @@
-"""Answers of a chunker per second, and one sentence at a time, beside CRFsuite's in the same run.
+"""Tokens that a chunker answers per second, in bulk and sentence by sentence, beside CRFsuite in the same
+run.
 
     python -m benchmarks.answering [--sentences 150] [--tests 300] [--forms dicts sparse]
 
 The corpus is that of ``conll_sized``. Both get the same features: dicts, one key per template; or rows of a
-scipy-sparse matrix, which CRFsuite cannot read, so it gets lists of the names of their columns, its
-quickest input. What each makes of its input is part of its time, and so are the lists and dicts that it
-returns.
-CRFsuite trains with one regulariser and stops after 30 steps: its speed does not depend on the weights.
-Ratios are of CPU time.
+scipy-sparse matrix, which CRFsuite cannot read, so it gets lists of the names of their columns, its fastest
+input. The time includes converting the input, and building the lists and dicts that are returned. CRFsuite
+trains with one regulariser and stops after 30 steps: its speed does not depend on the weights. Ratios are
+of CPU time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CRF_STEPS = 30
 
 
 class CRFTagger:
-    """CRFsuite through python-crfsuite, with the methods that are compared."""
+    """CRFsuite through python-crfsuite, with the two methods that are compared."""
 
     def __init__(self, X: list[Any], y: list[list[str]]) -> None:
         trainer = pycrfsuite.Trainer("lbfgs", verbose=False)
@@ -62,7 +62,7 @@ class CRFTagger:
 
 
 def inputs(form: str, sentences: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The sentences as structgp gets them, and as CRFsuite does."""
+    """The sentences in the form for structgp, and in that for CRFsuite."""
     template = Template.parse(TEMPLATE)
     if form == "dicts":
         found = [
@@ -86,7 +86,7 @@ def matrix(x: Sequence[Sequence[str]], place: dict[str, int]) -> scipy.sparse.cs
 
 
 def compare(form: str, n: int, n_tests: int, rounds: int) -> Iterator[Row]:
-    """A row for labels, for probabilities, and for each of them one sentence at a time."""
+    """Yields a row for labels and a row for probabilities, in bulk and one sentence at a time."""
     X, y = corpus(n, 1)
     X_test, y_test = corpus(n_tests, 2)
     ours, theirs = inputs(form, X + X_test)

@@ -1,4 +1,4 @@
-"""A headless Chromium, spoken to through a pipe in its DevTools protocol: no package needed."""
+"""A headless Chromium, controlled through a pipe with its DevTools protocol; it needs no package."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def find() -> str | None:
 
 
 class Browser:
-    """One page in one window. ``errors`` collects what its console and its scripts complain of;
-    ``requests`` every address it asked for."""
+    """One page in one window. ``errors`` collects errors and warnings of its console and its scripts;
+    ``requests`` collects every address it requested."""
 
     def __init__(self, program: str, patience: float = 60.0) -> None:
         self.patience = patience
@@ -43,7 +43,7 @@ class Browser:
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
-        # Out of the way of 3 and 4.
+        # High numbers, which do not collide with 3 and 4.
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 20) for fd in (theirs_in, theirs_out)]
         command = [
             program,
@@ -104,7 +104,7 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=features)
 
     def open(self, page: Path) -> float:
-        """Seconds until the page has loaded and two frames of it were drawn."""
+        """Opens a page; returns the seconds until it has loaded and two frames of it have been drawn."""
         self._events.clear()
         began = time.monotonic()
         answer = self.call("Page.navigate", url=page.resolve().as_uri())

@@ -1,8 +1,9 @@
 """log Z of a linear chain for S draws of B sequences, and its gradients in f (S, B, T, V) and g (S, V, V).
 
 The work is the same for all: from the two tensors to log Z of every draw and sequence, and back to two
-gradients. Building what a peer's interface asks for is part of it: torch-struct takes a matrix for every
-position, pytorch-crf one transition matrix at a time, so a call a draw. All results are compared first.
+gradients. It includes building the inputs that a peer's interface requires: torch-struct takes a matrix for
+every position, pytorch-crf one transition matrix at a time, so that it needs a call per draw. All results
+are compared first.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ LogZ = Callable[[Tensor, Tensor, Tensor], Tensor]
 SHAPES = ((8, 50, 60, 17), (32, 64, 32, 17), (16, 20, 25, 22), (16, 100, 25, 3), (8, 8, 500, 10))
 VALUES_ONLY = ((4000, 1, 25, 14), (10000, 4, 20, 17))
 QUICK = ((4, 10, 12, 5), (8, 50, 60, 17))
-# Of the largest number. Gradients lose digits at each position in single precision, most in log space.
+# Tolerances relative to the largest number. In single precision, gradients lose digits at each position,
+# mostly in log space.
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-5}
 A_POSITION = {torch.float64: 1e-12, torch.float32: 2e-6}
-# torch-struct sums over S B T V^3 numbers at once: above this many it is left out, for memory.
+# torch-struct sums over S B T V^3 numbers at once: above this many it is left out, for lack of memory.
 MOST_AT_ONCE = 150_000_000
 
 
@@ -35,7 +37,7 @@ def ours(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
 
 
 def ours_in_torch(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-    """As it is without numba."""
+    """Our function as it is without numba."""
     from structgp.structures.linear_chain import messages
 
     before = messages.WORTH_COMPILING
@@ -47,7 +49,7 @@ def ours_in_torch(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
 
 
 def plain_loop(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-    """Log space, a graph of T steps."""
+    """A loop over tokens in log space, whose autograd graph has T steps."""
     alpha = f[:, :, 0]
     for t in range(1, f.shape[2]):
         moved = torch.logsumexp(alpha[..., None] + g[:, None], -2) + f[:, :, t]
@@ -81,7 +83,7 @@ def pytorch_crf(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-# Name -> package that has to be there, and the function.
+# Maps the name of a peer to the package that it needs, and its function.
 PEERS: dict[str, tuple[str | None, LogZ]] = {
     "plain loop": (None, plain_loop),
     "torch-struct": ("torch_struct", torch_struct),
@@ -139,7 +141,7 @@ def measured(shape: tuple[int, ...], dtype: torch.dtype, options: Options, *, ba
 
 
 def inputs(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
-    """Standard normal scores; lengths from half of T to T."""
+    """Standard normal scores f and g, and a mask with lengths from half of T to T."""
     S, B, T, V = shape
     generator = torch.Generator().manual_seed(0)
     f = torch.randn(S, B, T, V, generator=generator, dtype=torch.float64)
@@ -170,7 +172,8 @@ def call_of(
 
 
 def check_equal(calls: dict[str, Callable[[], list[Tensor]]], close: tuple[float, float]) -> None:
-    """To ``close`` of the largest number, of values and of gradients."""
+    """Raises AssertionError unless all results agree. close : tolerances for values and for gradients,
+    relative to the largest number."""
     (_, first), *others = calls.items()
     expected = first()
     for name, call in others:

@@ -1,8 +1,8 @@
-"""Times that can be compared: everything in turn, many rounds, medians.
+"""Times that can be compared: contestants take turns, in many rounds, and medians are used.
 
-A busy or throttled machine slows what happens to run at the time. So contestants take turns, each round
-begins with another one, and a ratio is the median over rounds of ratios within a round. The CPU time of all
-threads, which other processes lengthen little, is kept beside the time that passed.
+A busy or throttled machine slows down whatever runs at the time. So contestants take turns, each round
+begins with another one, and a ratio is the median over rounds of the ratios within a round. The CPU time of
+all threads, on which other processes have little effect, is recorded beside the wall-clock time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import torch
 
 @dataclass(frozen=True)
 class Times:
-    """wall : seconds of each round; cpu : seconds of all threads of this process, of each round."""
+    """The measured times of one contestant. wall : wall-clock seconds of each round. cpu : CPU seconds of
+    each round, for all threads of this process."""
 
     wall: tuple[float, ...]
     cpu: tuple[float, ...]
@@ -31,7 +32,7 @@ class Times:
         return statistics.median(self.cpu)
 
     def over(self, other: Times) -> float:
-        """How many times as long as the other, in the rounds that both took part in."""
+        """Median ratio of this time to the other, over the rounds that both took part in."""
         return statistics.median(a / b for a, b in zip(self.wall, other.wall, strict=False))
 
     def cpu_over(self, other: Times) -> float:
@@ -46,8 +47,9 @@ def take_turns(
     at_least: float = 0.0,
     slow: float = 2.0,
 ) -> dict[str, Times]:
-    """Each contestant once unmeasured, then ``rounds`` rounds, or as many more as fill ``at_least``
-    seconds. Those that took more than ``slow`` seconds take part in the first two rounds only."""
+    """Runs each contestant once without measuring it, then measures ``rounds`` rounds, or more until
+    ``at_least`` seconds have passed. Contestants that took more than ``slow`` seconds take part in the
+    first two rounds only."""
     wall: dict[str, list[float]] = {name: [] for name in contestants}
     cpu: dict[str, list[float]] = {name: [] for name in contestants}
     is_slow = {}
@@ -79,7 +81,7 @@ def wait_for(device: str) -> None:
 
 
 def exponent(sizes: list[float], seconds: list[float]) -> float:
-    """The slope of log seconds against log size, by least squares."""
+    """The least-squares slope of log seconds against log size."""
     x, y = (torch.tensor(values, dtype=torch.float64).log() for values in (sizes, seconds))
     x, y = x - x.mean(), y - y.mean()
     return float((x * y).sum() / x.square().sum())

@@ -1,18 +1,18 @@
-"""Training on a corpus of CoNLL-2000's size, against CRFsuite's L-BFGS in the same run.
+"""Training on a corpus of the size of CoNLL-2000, against CRFsuite's L-BFGS in the same run.
 
     python -m benchmarks.conll_sized [--sentences 9000] [--tests 2000] [--c2 1.0] [--form dicts]
                                      [--device cuda]
 
-The text is made up: a chain of 22 chunk labels, each with part-of-speech tags of its own, each of those
-with words of its own, Zipf-like; some tokens have a wrong tag. Features are those of the usual chunking
-template, 19 lines over words and tags. CRFsuite trains as it does by default (weights of what occurs
-alone), with one regulariser; choosing it by cross-validation would take so many times as long. Both get the
-same features: lists of the templates' values ('columns'), dicts of them, or a scipy-sparse matrix for each
-sentence; CRFsuite gets lists of strings, its quickest input. On a GPU a small fit runs before, which is not
-timed: the first in a process loads CUDA and compiles kernels.
+The text is generated: a chain of 22 chunk labels, each with its own part-of-speech tags, each of these with
+its own words, Zipf-like; some tokens have a wrong tag. Features are those of the usual chunking template,
+19 lines over words and tags. CRFsuite trains with its defaults (only features that occur have weights) and
+one regulariser; choosing it by cross-validation would multiply the time. Both get the same features: lists
+of the templates' values ('columns'), dicts of them, or a scipy-sparse matrix for each sentence; CRFsuite
+gets lists of strings, its fastest input. On a GPU, a small fit runs first, which is not timed: the first
+fit in a process loads CUDA and compiles kernels.
 
-Appends a row to benchmarks/results/conll_sized.jsonl: seconds of both, by the clock and of CPU, their
-ratios, test NLL and error, and the peak memory of our fit in MiB, data and libraries included.
+Appends a row to benchmarks/results/conll_sized.jsonl: wall-clock and CPU seconds of both, their ratios,
+test NLL and error, and the peak memory of our fit in MiB, including data and libraries.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ TEMPLATE = "\n".join(
 
 def corpus(n: int, seed: int) -> tuple[list[list[tuple[str, str]]], list[list[str]]]:
     """n sentences of (word, tag), and their labels."""
-    rng = np.random.default_rng(0)  # the language
+    rng = np.random.default_rng(0)  # for the language, which is always the same
     follows = rng.dirichlet(np.full(N_LABELS, 0.15), N_LABELS)
     tags = rng.dirichlet(np.full(N_TAGS, 0.08), N_LABELS)
     zipf = 1 / (5.0 + np.arange(N_WORDS))
-    own = rng.integers(0, N_TAGS, N_WORDS)  # the tag that a word mostly has
+    own = rng.integers(0, N_TAGS, N_WORDS)  # the tag of each word
     words = [np.flatnonzero(own == k) for k in range(N_TAGS)]
     chances = [zipf[w] / zipf[w].sum() for w in words]
-    rng = np.random.default_rng([seed, 1])  # what is said in it
+    rng = np.random.default_rng([seed, 1])  # for the sentences
     X, y = [], []
     for length in 1 + rng.poisson(MEAN_LENGTH - 1, n):
         label, sentence, labels = int(rng.integers(N_LABELS)), [], []
@@ -74,7 +74,7 @@ def corpus(n: int, seed: int) -> tuple[list[list[tuple[str, str]]], list[list[st
 
 
 def inputs(form: str, sentences: list[list[tuple[str, str]]]) -> list[Any]:
-    """The sentences as structgp gets them. A matrix has a column for every feature of any of them."""
+    """The sentences in the form for structgp. A matrix has a column for every feature of any sentence."""
     template = Template.parse(TEMPLATE)
     if form == "columns":
         return [template.expand(x) for x in sentences]
@@ -96,7 +96,7 @@ def inputs(form: str, sentences: list[list[tuple[str, str]]]) -> list[Any]:
 
 
 class Clock:
-    """Seconds since it was made, by the clock and of CPU."""
+    """Wall-clock and CPU seconds since it was created."""
 
     def __init__(self) -> None:
         self.began = time.perf_counter(), time.process_time()
@@ -110,7 +110,7 @@ class Clock:
 def crfsuite(
     X: list[list[list[str]]], y: list[list[str]], X_test: list[list[list[str]]], c2: float
 ) -> tuple[dict[str, float], list[list[dict[str, float]]]]:
-    """Seconds of training, and marginals."""
+    """Trains CRFsuite; returns the seconds of training, and the marginals of the test sentences."""
     trainer = pycrfsuite.Trainer(algorithm="lbfgs", verbose=False)
     trainer.set_params({"c1": 0.0, "c2": c2})
     clock = Clock()

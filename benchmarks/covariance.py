@@ -3,9 +3,9 @@
     python -m benchmarks.covariance cost       one round of the second-order fit at M = 2,000, V = 50
     python -m benchmarks.covariance quality    bound and dev NLL at M = 300, V = 14
 
-Made-up data (``benchmarks.generate``), whose values are given as random dense vectors. Each form runs in
-a process of its own, since the peak of memory is a process's. Seconds are of processor time, to be taken
-with one thread (OMP_NUM_THREADS=1); the figures that count are ratios.
+The data are generated (``benchmarks.generate``), with values given as random dense vectors. Each form runs
+in a separate process, since peak memory is measured per process. Seconds are processor seconds, to be
+measured with one thread (OMP_NUM_THREADS=1); only ratios of the figures are meaningful.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ FORMS = ("full", "low-rank", "diagonal")
 
 
 def dense_data(n: int, n_labels: int, width: int = 16, seed: int = 0) -> tuple[list[Any], list[Any]]:
-    """n sequences of dense rows: a random vector for each value of each template, summed, with noise."""
+    """n sequences of dense rows. A row is the sum of a random vector for each template's value, plus
+    noise."""
     data = generate(
         n, n_labels=n_labels, mean_length=12, n_templates=3, n_values=40, strength=1.5, seed=seed
     )
@@ -52,7 +53,7 @@ def dense_data(n: int, n_labels: int, width: int = 16, seed: int = 0) -> tuple[l
 
 
 def one_round(form: Any, n: int, n_inducing: int, n_labels: int) -> dict[str, Any]:
-    """The start and one round of the second-order fit, from inducing inputs at random."""
+    """Measures the start and one round of the second-order fit, with random inducing inputs."""
     X, y = dense_data(n, n_labels)
     encoder = FeatureEncoder().fit(X)
     rows = encoder.transform(X)
@@ -89,7 +90,7 @@ def one_round(form: Any, n: int, n_inducing: int, n_labels: int) -> dict[str, An
 
 
 def quality(form: str, n: int, n_inducing: int, n_labels: int, rank: int | None) -> dict[str, Any]:
-    """A whole fit under a kernel that is the same for all forms."""
+    """A whole fit, with a kernel that is the same for all forms."""
     X, y = dense_data(n + 200, n_labels)
     dev = X[n:], y[n:]
     model = StructuredGPClassifier(
@@ -110,7 +111,7 @@ def quality(form: str, n: int, n_inducing: int, n_labels: int, rank: int | None)
 
 
 def _peak() -> float:
-    """GB that this process has held at most so far."""
+    """Peak memory of this process so far, in GB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 

@@ -1,13 +1,14 @@
 """Time to encode a token against the number of features that the encoder knows, by form of the input.
 
-dicts    20 keys with a string each             columns  20 strings, place j is template j
+dicts    20 keys with a string each             columns  20 strings, position j is template j
 bags     20 strings, a set of attributes        sparse   scipy's matrices with 20 entries per row
 bare     the strings of 'columns' looked up in Python dicts, and nothing else, for comparison
 dense    rows of numbers, which have no vocabulary: by their width, in time per number
 
-The same text is encoded however many features are known: what grows is work that the encoder does for what
-the text does not contain. ``spread`` is a text whose values are drawn evenly from all known ones: it also
-pays for memory, since what it looks up no longer fits into a cache. Figures are CPU seconds.
+The same text is encoded however many features are known, so any growth is work on features that the text
+does not contain. ``spread`` is a text whose values are drawn uniformly from all known ones: its time also
+depends on memory access, since the values that it looks up no longer fit into a cache. Figures are CPU
+seconds.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ QUICK = (100, 1_000)
 WIDTHS = (10, 100, 1_000)
 QUICK_WIDTHS = (10, 100)
 ACTIVE = 20
-"""Features of a token."""
+"""Number of features of a token."""
 LENGTH = 25
-"""Tokens of a sequence."""
+"""Number of tokens in a sequence."""
 FORMS = ("dicts", "columns", "bags", "sparse", "bare")
 
 
@@ -40,7 +41,7 @@ def run(options: Options) -> Iterator[Row]:
         text = "columns" if form in ("bags", "bare") else form
         encoders = {size: _encoder(form, known(text, size)) for size in sizes}
         for what in ("same", "spread"):
-            if what == "same" and form != "sparse":  # whose matrices are as wide as training's
+            if what == "same" and form != "sparse":  # sparse matrices must be as wide as in training
                 texts = dict.fromkeys(sizes, drawn(text, sizes[0], n, among=sizes[0]))
             else:
                 among = {size: size if what == "spread" else sizes[0] for size in sizes}
@@ -60,7 +61,7 @@ def run(options: Options) -> Iterator[Row]:
 
 
 def _encoder(form: str, X: list[Any]) -> Callable[[list[Any]], Any]:
-    """What is timed, with the features of X known."""
+    """The function that is timed, an encoder that knows the features of X."""
     if form != "bare":
         features = {"columns": "columns", "bags": "bag"}.get(form, "auto")
         return FeatureEncoder(features=features).fit(X).transform
@@ -85,7 +86,7 @@ def drawn(form: str, size: int, n: int, among: int) -> list[Any]:
 
 
 def _sequence(form: str, values: np.ndarray, size: int) -> Any:
-    """values : (T, ACTIVE), the value of each template, below size // ACTIVE."""
+    """One sequence in this form. values : (T, ACTIVE), the value of each template, below size // ACTIVE."""
     if form == "dicts":
         return [{f"key{p}": f"{p}={v}" for p, v in enumerate(row)} for row in values.tolist()]
     if form == "columns":
@@ -97,7 +98,8 @@ def _sequence(form: str, values: np.ndarray, size: int) -> Any:
 
 
 def tables(rows: list[Row]) -> str:
-    """Microseconds per token, a column per number of known features; dense rows by width."""
+    """Tables of microseconds per token, with a column for each number of known features; dense rows by
+    width."""
     sizes = sorted({row["size"] for row in rows if row["form"] != "dense"})
     lines = []
     for form in FORMS:

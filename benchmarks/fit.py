@@ -1,9 +1,9 @@
-"""Time to a given loss on new data: the embedded corpus of recipes, its test lines as the new data.
+"""Time to a given loss on new data: the test lines of the embedded corpus of recipes.
 
-The goal is a negative log-probability a token that both structgp's default fit and the cross-validated
+The goal is a negative log-probability per token that both structgp's default fit and the cross-validated
 linear CRF reach: 1 % above the larger of the two. Methods that can be stopped are run with several limits,
-each a fit from the start; what counts is the first limit with which the goal is reached. Slice sampling and
-the paper's two settings have the paper's linear kernel. Times are CPU seconds, of all threads.
+each time from the start; the result is the fit that reaches the goal in the least time. Slice sampling and
+the paper's two settings have the paper's linear kernel. Times are CPU seconds of all threads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Fit = Callable[[float, list[Any], list[Any]], Any]
 
 
 def ours(limit: float, X: list[Any], y: list[Any]) -> Any:
-    """limit : steps, 0 for as many as it takes."""
+    """Our default fit. limit : number of steps, 0 for no limit."""
     model = StructuredGPClassifier()
     return model.fit(X, y, callback=lambda info: 0 < limit <= info.iteration + 1)
 
@@ -35,21 +35,21 @@ def crf(limit: float, X: list[Any], y: list[Any]) -> Any:
 
 
 def slices(limit: float, X: list[Any], y: list[Any]) -> Any:
-    """limit : iterations of a chain."""
+    """Slice sampling. limit : number of iterations of a chain."""
     return GPStruct(int(limit), thin=max(1, int(limit) // 100)).fit(X, y)
 
 
 def paper(name: str) -> Fit:
     def fit(limit: float, X: list[Any], y: list[Any]) -> Any:
-        """limit : seconds of its optimiser."""
+        """One of the paper's settings. limit : seconds of its optimiser."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", StructgpWarning)  # the limit is what is asked for
+            warnings.simplefilter("ignore", StructgpWarning)  # the limit is intended
             return paper_model(name, max_seconds=limit).fit(X, y)
 
     return fit
 
 
-# Name -> fit, limits of the quick run, limits of the full one.
+# Maps a name to the fit, the limits of the quick run, and the limits of the full run.
 METHODS: dict[str, tuple[Fit, tuple[float, ...], tuple[float, ...]]] = {
     "crf": (crf, (0,), (0,)),
     "structgp": (ours, (1, 0), (1, 2, 4, 8, 0)),
@@ -68,7 +68,7 @@ def run(options: Options) -> Iterator[Row]:
     X_new, y_new = [corpus.template.expand(x) for x in corpus.X_test], corpus.y_test
     if options.quick:
         X, y, X_new, y_new = (part[:QUICK_LINES] for part in (X, y, X_new, y_new))
-    ours(1, X[:QUICK_LINES], y[:QUICK_LINES])  # what the first fit of a process has to load
+    ours(1, X[:QUICK_LINES], y[:QUICK_LINES])  # so that loading of libraries is not measured
     for name, (fit, quick, full) in METHODS.items():
         if name not in BOTH and not options.wants(name):
             continue
@@ -88,7 +88,7 @@ def run(options: Options) -> Iterator[Row]:
 
 
 def tables(rows: list[Row]) -> str:
-    # The last fit of each is the one without a limit.
+    # The last fit of these two methods is the one without a limit.
     goal = SLACK * max({row["method"]: row["nll"] for row in rows}[name] for name in BOTH)
     whole = {}
     lines = []

@@ -1,10 +1,11 @@
-"""How fast the fused chain is on a GPU, for each way of dealing sequences out, and whether it is right.
+"""Speed of the fused chain on a GPU, for each way of distributing sequences, and a check of its results.
 
     PYTHONPATH=src:. python benchmarks/fused_sweep.py [--budget SECONDS]
 
-First values and gradients against log space in float64, for potentials of all sizes; then, for each
-problem, medians in ms of a forward and a backward pass: launched one by one, and as a CUDA graph.
-Variants are compiled beforehand by several processes; what the budget leaves out is said.
+First, values and gradients are compared with log space in float64, for potentials of all sizes; then, for
+each problem, it prints medians in ms of a forward and a backward pass: launched one by one, and as a CUDA
+graph. Variants are compiled beforehand by several processes; variants left out for lack of time are
+reported.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PROBLEMS = [
     (4000, 1, 25, 14),
     (8, 8, 500, 50),
 ]
-# float32 is tried with all of these, float64 with the default alone.
+# float32 is checked with all of these, float64 with the default only.
 CHECKED = (None, Shape(4, 4), Shape(8, 2))
 HARD = [(2, 5, 9, 17), (3, 4, 1, 3), (2, 3, 7, 1), (2, 3, 8, 2), (1, 3, 12, 64), (2, 20, 40, 9)]
 DEVICE = "cuda"
@@ -40,7 +41,8 @@ FLOPS = 67e12  # float32, not on tensor cores
 
 
 def shapes(B: int, V: int) -> list[Shape]:
-    """Those worth a try: no more sequences than there are, and no more than 256 numbers a thread."""
+    """The shapes worth trying: not more sequences per block than needed, and at most 256 numbers per
+    thread."""
     found = []
     labels = fused.padded(V)
     for block in (1, 2, 4, 8):
@@ -52,7 +54,7 @@ def shapes(B: int, V: int) -> list[Shape]:
 
 
 def problem(size: tuple[int, ...], dtype: torch.dtype, spread: float = 4.0) -> tuple[Tensor, ...]:
-    """f, g, a mask of full length and weights (S, B)."""
+    """f, g, a mask without padding, and weights (S, B)."""
     S, B, T, V = size
     generator = torch.Generator().manual_seed(0)
     f, g, weight = (
@@ -76,7 +78,7 @@ def eager(kind: Callable[..., Logs | Scaled]) -> Callable[..., tuple[Tensor, Ten
 
 
 def error(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> float:
-    """Largest error, relative to the largest of 1 and the value; infinite values have to be equal."""
+    """Largest error, relative to the larger of 1 and the value; infinite values have to be equal."""
     worst = 0.0
     for a, b in zip(found, expected, strict=True):
         finite = torch.isfinite(b)
@@ -93,7 +95,7 @@ def checks() -> list[tuple[tuple[int, ...], torch.dtype, Shape | None]]:
 
 
 def check() -> bool:
-    """Values and gradients on sizes and potentials that are hard, in both types."""
+    """Checks values and gradients on hard sizes and potentials, in both types."""
     right = True
     torch.manual_seed(0)
     for size, dtype, shape in checks():
@@ -112,7 +114,7 @@ def check() -> bool:
             except Exception as failure:
                 off = float("inf")
                 print(f"  {type(failure).__name__}: {str(failure)[-300:]}")
-            # Scores of that size are themselves rounded that much.
+            # Large scores are themselves rounded, in proportion to their size.
             if not off <= max(20.0, spread) * (5e-6 if dtype == torch.float32 else 1e-11):
                 right = False
                 print(f"WRONG {dtype} {size} spread {spread} banned {banned} {shape}: {off:.1e}")
@@ -134,7 +136,7 @@ def milliseconds(run: Callable[[], object], repeats: int = 25) -> float:
 
 
 def graphed(run: Callable[[], object]) -> float:
-    """Of one run within a graph of five, so that the launch of the graph counts little."""
+    """Milliseconds of one run within a graph of five runs, so that launching the graph counts little."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
@@ -148,7 +150,8 @@ def graphed(run: Callable[[], object]) -> float:
 
 
 def _compile(job: tuple[int, torch.dtype, Shape | None]) -> None:
-    """Into Triton's cache on disk: draws, sequences and their length are no part of what is compiled."""
+    """Compiles a variant into Triton's cache on disk. The numbers of draws, sequences and tokens do not
+    affect the compiled code."""
     V, dtype, shape = job
     try:
         both(*problem((1, 2, 2, V), dtype), shape)

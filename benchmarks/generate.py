@@ -1,15 +1,15 @@
 """Generated sequences, labelled by a chain whose parameters are known.
 
-Letters: N sequences, T tokens of one, P templates (columns), K values of each, V labels.
+Letters: N sequences, T tokens in a sequence, P templates (columns), K values of each template, V labels.
 
     p(y | x)  is proportional to  exp( sum_t sum_p W[p, x_tp, y_t]  +  sum_{t>0} G[y_{t-1}, y_t] )
 
 The values x are drawn first, independently, from a Zipf-like distribution (value k has weight
-1 / (k + 1)); then y is drawn exactly from p(y | x) by forward filtering, backward sampling. So
-the best possible marginals are known: :meth:`TrueChain.true_marginals`.
+1 / (k + 1)); then y is drawn exactly from p(y | x) by forward filtering, backward sampling. The best
+possible marginals are therefore known: :meth:`TrueChain.true_marginals`.
 
-Sequences are drawn in blocks, each from a random stream of its own, so that memory does not grow with
-their number, and a longer run with the same seed starts with the same sequences.
+Sequences are drawn in blocks, each with its own random stream, so that memory does not grow with their
+number, and a longer run with the same seed starts with the same sequences.
 """
 
 from __future__ import annotations
@@ -101,14 +101,14 @@ class TrueChain:
         return ahead
 
     def _sample(self, ids: Integers, lengths: Integers, rng: np.random.Generator) -> Integers:
-        """Labels (B, T) drawn from p(y | x); value numbers (B, T, P), padded past lengths."""
+        """Labels (B, T) drawn from p(y | x). ids : (B, T, P) value numbers, padded beyond ``lengths``."""
         ahead = self._forward(self._scores(ids))
         n, width, _ = ahead.shape
         y = np.zeros((n, width), dtype=np.int64)
         into_next = np.zeros((n, len(self.labels)))
         for t in range(width - 1, -1, -1):
-            # Past its end a sequence has nothing to condition on, so each row's walk starts at
-            # its own last token, whatever was drawn in the padding.
+            # There is nothing to condition on after the end of a sequence, so sampling starts at each
+            # sequence's own last token, whatever was drawn in the padding.
             if t + 1 < width:
                 into_next = np.where((t + 1 < lengths)[:, None], self.transition.T[y[:, t + 1]], 0)
             weight = ahead[:, t] + into_next
@@ -134,11 +134,11 @@ def true_chain(
 
     Parameters
     ----------
-    n_labels : V, the labels are ``L0``, ``L1``, ...
-    n_templates : P, columns of strings in each token.
-    n_values : K, different strings in each column, ``v0`` the commonest.
-    strength : standard deviation of a token's unary score; half of it is that of a transition's.
-        0 gives labels that are uniform noise, large values labels that x decides almost alone.
+    n_labels : V, number of labels ``L0``, ``L1``, ...
+    n_templates : P, number of columns of strings in each token.
+    n_values : K, number of different strings in each column; ``v0`` is the most frequent.
+    strength : standard deviation of a token's unary score; that of a transition score is half of it.
+        0 gives labels that are uniform noise; large values give labels that are almost determined by x.
     seed : whole number of 0 or more.
     """
     counts = {"n_labels": n_labels, "n_templates": n_templates, "n_values": n_values}
@@ -150,7 +150,7 @@ def true_chain(
     if seed < 0:
         raise InputError("seed", f"must not be negative, got {seed}", "give a whole number, 0 or more")
     rng = np.random.default_rng([seed, 0])
-    # The P terms of a token's score add up to variance strength^2, however many there are.
+    # The variances of the P terms of a token's score sum to strength^2, however many terms there are.
     emission = rng.normal(size=(n_templates, n_values, n_labels)) * strength / np.sqrt(n_templates)
     return TrueChain(
         emission=emission,
@@ -163,7 +163,7 @@ def true_chain(
 def _block(
     chain: TrueChain, lengths: Integers, rng: np.random.Generator, sweep: int = 0, begin: int = 0
 ) -> Iterator[tuple[list[Token], list[str]]]:
-    """Sequences of these lengths, drawn together; begin : the number of tokens before them."""
+    """Sequences of these lengths, drawn together. begin : number of tokens in earlier blocks."""
     n_templates, n_values, _ = chain.emission.shape
     zipf = np.cumsum(1 / np.arange(1, n_values + 1))
     u = rng.random((len(lengths), int(lengths.max()), n_templates)) * zipf[-1]
@@ -199,7 +199,7 @@ def generate_stream(
 def _stream(
     chain: TrueChain, n_sequences: int, mean_length: float, seed: int, sweep: int
 ) -> Iterator[tuple[list[Token], list[str]]]:
-    # Apart from generate_stream, so that wrong arguments are reported at the call.
+    # Separate from generate_stream, so that wrong arguments are reported at the call.
     size, tokens = math.ceil(_BLOCK_TOKENS / mean_length), 0
     for start in range(0, n_sequences, size):
         rng = np.random.default_rng([seed, 1 + start // size])

@@ -1,10 +1,11 @@
-"""Time against size: of the chain's log Z with its gradients, and of a whole default fit on made-up data.
+"""Time against size: for the chain's log Z with its gradients, and for a whole default fit to generated
+data.
 
-One size is doubled at a time, the others stay. The exponent is the slope of log time against log size, of
-all sizes and of the upper half, where what does not grow counts less. Sizes of a fit: N sequences, T their
-mean length, V labels, D features (values a template can have), S draws of the second-order fit, and M
-inducing inputs of a fit with ``posterior="inducing"``. Fits differ in steps to convergence, so the exponent
-of the time per step is given too. Times are CPU seconds."""
+One size is doubled at a time, and the others are fixed. The exponent is the slope of log time against log
+size, over all sizes and over the upper half, where constant costs matter less. Sizes of a fit: N sequences,
+T their mean length, V labels, D features (values per template), S draws of the second-order fit, and M
+inducing inputs of a fit with ``posterior="inducing"``. Fits differ in the number of steps to convergence,
+so the exponent of the time per step is given too. Times are CPU seconds."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def run(options: Options) -> Iterator[Row]:
     for letter in CHAIN:
         yield from chain_rows(letter, options)
     factors = (1, 2) if options.quick else (1, 2, 4, 8)
-    fit_seconds(FIT)  # what the first fit of a process has to load
+    fit_seconds(FIT)  # so that loading of libraries is not measured
     for letter in FIT:
         for factor in factors:
             size = FIT | {letter: FIT[letter] * factor}

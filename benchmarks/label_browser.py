@@ -1,4 +1,4 @@
-"""The page to label in, in a headless Chromium: opened by its address, driven by keys."""
+"""The labelling page in a headless Chromium: opened by its address, and operated with keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.browser import Browser
 CODES = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39, "Tab": 9, "Backspace": 8}
 CODES |= {"End": 35, "Home": 36}
 SHIFT, CONTROL = 8, 2
-# From the key that is pressed to the first frame with another sequence.
+# Measures the time from the pressed key to the first frame with another sequence.
 WATCH = """
 (() => {
   const at = document.getElementById('tokens'), was = at.dataset.sequence;
@@ -53,7 +53,7 @@ class LabelPage(Browser):
             time.sleep(0.02)
 
     def press(self, key: str, modifiers: int = 0) -> None:
-        """A key as a hand presses it; characters come with their text."""
+        """Presses a key as a person would; characters come with their text."""
         given: dict[str, Any] = {"key": key, "modifiers": modifiers}
         given["windowsVirtualKeyCode"] = CODES.get(key) or (ord(key.upper()) if key.isalnum() else 0)
         silent = (key in CODES and key != "Enter") or modifiers == CONTROL
@@ -71,7 +71,7 @@ class LabelPage(Browser):
         )
 
     def kinds(self) -> list[str]:
-        """What a screen reader says of each token: its type, 'outside' or 'unknown'."""
+        """What a screen reader says about each token: its type, 'outside' or 'unknown'."""
         names = self.evaluate(
             "[...document.querySelectorAll('.token')].map((t) => t.getAttribute('aria-label').slice("
             "t.firstChild.textContent.length + 2))"
@@ -79,13 +79,13 @@ class LabelPage(Browser):
         return [name.split(",")[0] for name in names]
 
     def accept(self, key: str = "Enter", modifiers: int = 0) -> float:
-        """Presses a key that goes on to another sequence; milliseconds from there until that is drawn."""
+        """Presses a key that goes on to another sequence; returns the milliseconds until that is drawn."""
         self.evaluate(WATCH)
         self.press(key, modifiers)
         return float(self.evaluate("window.shownAfter"))
 
     def label(self, labels: list[str], keys: dict[str, str]) -> None:
-        """Gives these BIO labels with the keyboard alone, one span after the other."""
+        """Gives these BIO labels with the keyboard only, one span after the other."""
         self.press("Home")
         at = 0
         for start, stop, kind in spans(labels):
@@ -98,7 +98,7 @@ class LabelPage(Browser):
 
 
 def spans(labels: list[str]) -> list[tuple[int, int, str]]:
-    """Spans of BIO labels, stretches outside them as 'O'."""
+    """The spans of BIO labels, with runs of tokens outside them as spans of type 'O'."""
     found: list[list[Any]] = []
     for t, label in enumerate(labels):
         kind = label if label == "O" else label[2:]

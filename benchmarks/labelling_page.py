@@ -1,11 +1,12 @@
-"""The page to label in on a large pool: from accepting a sequence to the next one, during a fit.
+"""The labelling page on a large pool: the time from accepting a sequence to the next one, during a fit.
 
     python -m benchmarks.labelling_page [--pool 10000] [--labelled 200] [--accepted 100] [--pause 0.5]
 
-The pool is the recipe lines over and over. Lines are labelled with their true labels over HTTP, then others
-are accepted in a browser (if Chromium is there), each after a pause, and the time from the key to the first
-frame that shows the next line is taken. Only what is accepted while a fit is under way counts. A refit is
-timed from accepting to the new model's first suggestions; the longest fit also chose its settings anew.
+The pool consists of the recipe lines, repeated. Lines are labelled with their true labels over HTTP; then
+others are accepted in a browser (if there is Chromium), each after a pause, and the time from the key to
+the first frame that shows the next line is measured. Only lines that are accepted while a fit is under way
+count. A refit is timed from accepting to the new model's first suggestions; the longest fit also chose its
+settings anew.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ TYPES = "QTY,UNIT,NAME,PREP,COMMENT"
 
 
 class Annotator:
-    """Labels with the truth, over HTTP."""
+    """An annotator who gives the true labels, over HTTP."""
 
     def __init__(self, service: Service, y: Sequence[Sequence[str]]) -> None:
         self.service, self.y, self.n = service, y, 0
         self.shown = service.ask("/next?annotator=ann")[1]
 
     def accept(self) -> float:
-        """Seconds until the next line is there."""
+        """Labels the current line; returns the seconds until the next line has arrived."""
         i, self.n = self.shown["sequence"], self.n + 1
         given = {
             "request": str(self.n),
@@ -57,13 +58,13 @@ class Annotator:
         return passed
 
     def settle(self) -> None:
-        """Waits until nothing is fitted."""
+        """Waits until no fit is under way."""
         while self.service.ask("/status")[1]["busy"] is not None:
             time.sleep(0.05)
 
 
 def while_fitting(service: Service, accept: Callable[[], float], n: int, pause: float) -> list[float]:
-    """Seconds of n acceptances, each made while a fit was under way."""
+    """Seconds for each of n lines that were accepted while a fit was under way."""
     found: list[float] = []
     while len(found) < n:
         time.sleep(pause)
@@ -74,7 +75,7 @@ def while_fitting(service: Service, accept: Callable[[], float], n: int, pause: 
 
 
 def refits(annotator: Annotator, n: int) -> list[tuple[float, float]]:
-    """(seconds until the new model suggests, seconds of processor in the fit) of n refits."""
+    """(seconds until the new model makes suggestions, processor seconds of the fit) for n refits."""
     found = []
     while len(found) < n:
         annotator.settle()

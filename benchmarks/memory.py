@@ -1,6 +1,6 @@
-"""Peak memory of a default fit against the number of sequences, each fit in a process of its own.
+"""Peak memory of a default fit against the number of sequences, with each fit in a separate process.
 
-What imports and data take is read off before the fit begins.
+The memory of imports and data is measured before the fit begins.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def run(options: Options) -> Iterator[Row]:
 
 
 def fit(n: int) -> None:
-    """Prints the peak of this process before and after."""
+    """Fits, and prints the peak memory of this process before and after."""
     from benchmarks.generate import generate
     from structgp import StructuredGPClassifier
 
@@ -38,7 +38,8 @@ def fit(n: int) -> None:
 
 
 def peak_bytes() -> int:
-    """Linux's own figure where there is one: getrusage's begins with that of the parent process."""
+    """Peak memory of this process. On Linux it is read from /proc, because the figure of getrusage starts
+    from that of the parent process."""
     status = Path("/proc/self/status")
     if status.exists():
         fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
@@ -48,7 +49,7 @@ def peak_bytes() -> int:
 
 
 def above(row: Row) -> float:
-    """MiB that the fit took."""
+    """Memory of the fit itself, in MiB."""
     return max(row["peak_bytes"] - row["bytes_before"], 1) / 2**20
 
 

@@ -1,8 +1,9 @@
-"""Minibatches: the bound after each pass and the processor time until then, by tokens of a batch and steps
-of a visit.
+"""Minibatches: the bound and the processor time after each pass, by tokens per batch and steps per visit.
 
     python -m benchmarks.pace                           # 75,000 tokens, 20 labels: some minutes
     python -m benchmarks.pace --sequences 200 --batch-tokens 500 --steps 4 8
+
+Each fit makes ``PASSES`` passes over generated data, with the initial kernel.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ PASSES = 3
 
 
 def passes(data: Generated, batch_tokens: int, steps: int) -> list[tuple[float, float]]:
-    """Seconds and bound at the end of each pass, under the kernel as it is at the start."""
+    """Seconds and bound at the end of each pass, with the initial kernel."""
     found: list[tuple[float, float]] = []
     began = time.process_time()
 
     def mark(info: StepInfo) -> None:
         found.append((time.process_time() - began, info.elbo))
 
-    # Nothing is learned, so that bounds are of one model.
+    # Nothing about the prior is learned, so that all bounds are those of one model.
     way = Minibatch(batch_tokens, steps=steps, max_passes=PASSES, tolerance=0.0, learning_rounds=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StructgpWarning)

@@ -1,11 +1,11 @@
-"""Shards fitted by one process and by several: time, memory, and what left-out sequences say of the result.
+"""Shards fitted by one process and by several: time, memory, and the NLL of held-out sequences.
 
     python -m benchmarks.processes                               # 30,000 sequences, one process and two
     python -m benchmarks.processes --kill                        # one of them is killed once
     python -m benchmarks.processes --sequences 100000 --rounds 4 # memory: stop after some rounds
 
-Processes are those of ``torchrun`` on this machine, with one thread each. Time is the processor time of the
-busiest process within the fit, which other work on the machine disturbs least, and seconds on the wall.
+Processes are started by ``torchrun`` on this machine, with one thread each. Time is the processor time of
+the busiest process within the fit, which other work on the machine disturbs least, and the wall-clock time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CORPUS: dict[str, Any] = {"n_labels": 8, "mean_length": 12, "n_templates": 5, "n
 
 
 def corpus(n_sequences: int, first: int = 0) -> Iterator[tuple[Any, Any]]:
-    """Sequences from one chain; those after the first ``n_sequences`` are for testing."""
+    """Sequences number ``first`` to ``n_sequences`` - 1 from one chain."""
     from benchmarks.generate import generate_stream
 
     for n, pair in enumerate(generate_stream(n_sequences, **CORPUS, seed=0)):
@@ -38,7 +38,8 @@ def corpus(n_sequences: int, first: int = 0) -> Iterator[tuple[Any, Any]]:
 
 
 def fit(folder: str, kept: str, rounds: int) -> None:
-    """What each process does: a fit from the shards in a folder, stopped after so many rounds unless 0."""
+    """The work of each process: a fit from the shards in a folder. rounds : number of rounds after which it
+    is stopped, 0 for no limit."""
     import torch
 
     from structgp import StructuredGPClassifier
@@ -81,7 +82,8 @@ def start(n_processes: int, *words: str, restarts: int = 0) -> subprocess.Popen[
 
 
 def measured(folder: Path, n_processes: int, rounds: int, kills: bool = False) -> dict[str, Any]:
-    """One fit, its slowest and largest process, and the NLL per token of left-out sequences."""
+    """Runs one fit: figures of its slowest and largest process, and the NLL per token of held-out
+    sequences."""
     from structgp import load
 
     kept = folder / f"fit-{n_processes}{'-killed' * kills}"

@@ -1,4 +1,4 @@
-"""What was measured: a line of JSON a row, that is never taken back; tables; plots."""
+"""Records of measurements: rows of JSON in files that only grow, tables and plots."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ polyline { fill: none; stroke-width: 2 }
 
 @dataclass(frozen=True)
 class Options:
-    """quick : small sizes; threads : of torch and of what follows it, ours and the peers' alike; peers :
-    names to measure beside ours, all that are installed if None; results : the folder."""
+    """The options of a run. quick : use small sizes. threads : number of threads of torch and of libraries
+    that follow its setting, for ours and the peers alike. peers : names of peers to measure beside ours;
+    None for all that are installed. results : the folder for results."""
 
     quick: bool = False
     device: str = "cpu"
@@ -43,7 +44,7 @@ class Options:
 
 
 def circumstances(options: Options) -> Row:
-    """Of a run; part of each of its rows."""
+    """The circumstances of a run, which are part of each of its rows."""
     from structgp import __version__
 
     where = platform.machine()
@@ -71,7 +72,7 @@ def keep(name: str, rows: Sequence[Row], options: Options) -> None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Markdown; numbers with three digits."""
+    """A Markdown table, in which numbers have three digits."""
     lines = [list(header), ["---"] * len(header), *([_text(x) for x in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -83,7 +84,7 @@ def _text(x: object) -> str:
 def log_plot(
     lines: dict[str, Sequence[tuple[float, float]]], x: str, y: str, title: str, log_y: bool = True
 ) -> str:
-    """A file's worth of SVG: named lines on logarithmic axes."""
+    """The text of an SVG file with named lines on logarithmic axes."""
     from structgp.report.svg import Plot, ticks, widened
 
     def up(value: float) -> float:

@@ -1,4 +1,4 @@
-"""``structgp label`` or ``structgp serve`` in a process of its own, and a client of it."""
+"""``structgp label`` or ``structgp serve`` in a separate process, and a client for it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 300.0
-"""Seconds that a busy machine may take for what takes one."""
+"""Seconds to wait for answers that normally take one: the machine may be busy."""
 
 
 class Service:
-    """A command in a process of its own, and a client of it. folder : that it runs in."""
+    """A command in a separate process, and a client for it. folder : the folder that it runs in."""
 
     def __init__(self, *arguments: str, folder: str | None = None) -> None:
         environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
@@ -47,10 +47,11 @@ class Service:
             connection.close()
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """Exit status and standard error, of which a killed service leaves none."""
+        """Ends the service; returns its exit status and standard error, which is '' for a killed
+        service."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        if number == signal.SIGKILL:  # what it started holds its pipes for a moment longer
+        if number == signal.SIGKILL:  # processes that it started hold its pipes for a moment longer
             assert self.process.stdout is not None
             assert self.process.stderr is not None
             self.process.stdout.close()

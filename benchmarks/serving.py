@@ -3,14 +3,14 @@
     python -m benchmarks.serving [--clients 64] [--seconds 120] [--lines 1] [--detail probabilities]
 
 Each client keeps one connection open, and sends recipe lines as fast as they are answered, ``--lines`` of
-them per request. All answers are compared with those that the model gives offline. Meanwhile somebody sends
-what has to be refused. At the end the service is told to end while all clients are still asking.
+them per request. All answers are compared with those that the model gives offline. Meanwhile, requests are
+sent that have to be refused. Finally, the service is told to end while all clients are still asking.
 
-The offline path reads the same columns from a file and answers with the same details, 200 lines at a time
+The offline path reads the same columns from a file and answers with the same details, 200 lines at a time,
 as ``structgp tag`` does, in one process with one thread. It is timed before and after the service, and the
-mean counts: on a machine with other work, speed changes within minutes. Clients are another process, so
-lines per second of processor are those of the service alone; lines per second depend on who else needs the
-cores. Memory is what the service's process holds, once a second.
+mean is used: on a machine with other work, speed changes within minutes. The clients are in another
+process, so lines per processor second are those of the service alone; lines per second depend on the other
+load of the cores. Memory is that of the service's process, measured once a second.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ from structgp.service.guard import MOST_BYTES
 
 OFFLINE_SECONDS = 10.0
 CHUNK = 200
-"""Lines that the offline path answers together, as ``structgp tag`` does."""
+"""Number of lines that the offline path answers together, as in ``structgp tag``."""
 NEAR = 2e-6
-"""Answers are rounded to six digits: those of another batch may be rounded to the next."""
+"""Tolerance for equal numbers: answers are rounded to six digits, and may be rounded to the next number in
+another batch."""
 
 
 class Rates(NamedTuple):
-    """Lines per second, and per second of processor: the latter is hardly disturbed by other work."""
+    """Lines per second, and per processor second, which is hardly disturbed by other work."""
 
     wall: float
     cpu: float
@@ -62,7 +63,7 @@ def cpu_seconds(service: Service) -> float:
 
 
 def offline(tagger: Any, reader: ColumnReader, path: Path, detail: str) -> tuple[list[Any], Rates]:
-    """The answers to all lines of a file, and how fast they are found."""
+    """The answers to all lines of a file, and the rates at which they are computed."""
     found: list[Any] = []
     n, began, began_cpu = 0, time.perf_counter(), time.process_time()
     while not found or time.perf_counter() - began < OFFLINE_SECONDS:
@@ -88,7 +89,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 class Load:
-    """The clients, what they have seen, and who asks next for which lines."""
+    """The clients' requests, what the clients have seen, and which request is next."""
 
     def __init__(
         self, service: Service, rows: list[Any], answers: list[Any], size: int, detail: str
@@ -126,7 +127,7 @@ class Load:
         if not head.startswith(b"HTTP/1.1 200"):
             if not self.ending:
                 self.wrong.append(head.split(b"\r\n")[0].decode())
-        elif body != self.expected[k]:  # what is the same bytes as before has been compared
+        elif body != self.expected[k]:  # a body with the same bytes as before has already been compared
             told = json.loads(body)["answers"]
             if all(same(a, self.answers[i]) for a, i in zip(told, self.places[k], strict=True)):
                 self.expected[k] = body
@@ -141,7 +142,7 @@ class Load:
 
 
 def refused(service: Service) -> dict[str, int]:
-    """Status of each request that must not be answered."""
+    """Sends requests that must be refused; returns the status of each."""
     token = {"Authorization": f"Bearer {service.token}"}
     found = {
         "no token": service.ask("/tag", {"sequences": []}, Authorization="")[0],
@@ -158,7 +159,7 @@ def refused(service: Service) -> dict[str, int]:
 
 
 async def loaded(load: Load, clients: int, seconds: float) -> dict[str, Any]:
-    """Runs the clients, and ends the service under them."""
+    """Runs the clients, and ends the service while they are asking."""
     asking = [asyncio.ensure_future(load.client()) for _ in range(clients)]
     watching = asyncio.ensure_future(load.watch())
     began, began_cpu = time.perf_counter(), cpu_seconds(load.service)
@@ -203,7 +204,7 @@ def told(found: dict[str, Any], alone: Rates, size: int) -> str:
 
 
 def saved(folder: Path) -> tuple[Any, ColumnReader, Recipes]:
-    """A model of the recipes on disk."""
+    """Fits a model to the recipes and saves it; returns it with its reader and the corpus."""
     corpus = recipes()
     reader = ColumnReader(corpus.template, len(corpus.X_train[0][0]))
     tagger = StructuredGPClassifier(features="columns")

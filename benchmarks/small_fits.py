@@ -1,11 +1,11 @@
-"""Fits of the paper's four tasks, encoded and raw: the default fit over the cross-validated linear CRF.
+"""Fits to the paper's four tasks, encoded and raw: time of the default fit and of the cross-validated CRF.
 
     python -m benchmarks.small_fits --data DIR [--tasks basenp ...] [--folds 0] [--threads 1] [--busy 0]
 
-Both choose what they choose on the training sequences, within the time. Seconds are by the clock and of
-CPU, of one process; a first fit, which loads the compiled loops, is not counted. With ``--busy 1`` another
-process computes all the while on one of the cores, and with ``--threads 2`` fits share work out to both.
-Rows are appended to benchmarks/results/small_fits.jsonl.
+Both make all their choices on the training sequences, within the measured time. Seconds are wall-clock and
+CPU seconds of one process; a first fit, which loads the compiled loops, is not counted. With ``--busy 1``,
+another process computes on one of the cores all the time, and with ``--threads 2``, fits distribute work to
+two threads. Rows are appended to benchmarks/results/small_fits.jsonl.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def compare(task: str, data: str | None, fold: int, form: str) -> Row:
 
 @contextmanager
 def busy_cores(n: int) -> Iterator[None]:
-    """Keeps the first n cores that this process may use busy, each by a process that computes without end
-    and stays there."""
+    """Keeps the first n cores that this process may use busy, each with a pinned process that computes
+    endlessly."""
     others: list[subprocess.Popen[bytes]] = []
     cores = sorted(os.sched_getaffinity(0))
     try:

@@ -1,12 +1,12 @@
-"""Corpora on disk: what a step costs, and how much memory, with few sequences and with ten times as many.
+"""Corpora on disk: time and memory of a step, with few sequences and with ten times as many.
 
     python -m benchmarks.streaming                      # 10,000 and 100,000 sequences, 300,000 features
     python -m benchmarks.streaming --sizes 300 3000 --values 200 --steps 20
 
 Both corpora come from one chain and have the same features: 10 templates of 30,000 values, Zipf-like, each
-of which comes at least once in the first 10,000 sequences of 25 tokens. Each is written and fitted in a
-process of its own, sequence by sequence and batch by batch. The two fits take their steps in turn, so that
-whatever else the machine does falls on both.
+of which occurs at least once in the first 10,000 sequences of 25 tokens. Each corpus is written sequence by
+sequence and fitted batch by batch, in separate processes. The two fits take their steps in turn, so that
+other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 N_LABELS, N_TEMPLATES, MEAN_LENGTH, SWEEP = 20, 10, 25, 8
 WARM_UP = 3
-"""Steps that are not counted: the first touches all weights."""
+"""Number of first steps that are not counted: the very first one touches all weights."""
 
 
 def peak() -> float:
@@ -40,7 +40,7 @@ def tell(**what: Any) -> None:
 
 
 def write(folder: str, n_sequences: int, n_values: int) -> None:
-    """The corpus, from a generator that is gone through twice."""
+    """Writes the corpus, from a generator that is run twice."""
     from benchmarks.generate import generate_stream
     from structgp.data import shards
 
@@ -68,7 +68,7 @@ def write(folder: str, n_sequences: int, n_values: int) -> None:
 
 
 def fit(folder: str, steps: int) -> None:
-    """The default fit; a line of standard input lets it take one more step."""
+    """The default fit; each line on standard input lets it take one more step."""
     import torch
 
     torch.set_num_threads(1)
@@ -92,7 +92,7 @@ def fit(folder: str, steps: int) -> None:
 
 
 def sites(folder: str) -> int:
-    """Bytes of the sites of a fit that is under way."""
+    """Size in bytes of the sites of a fit that is under way."""
     return sum(file.stat().st_size for file in Path(folder).glob(".sites-*/*"))
 
 
@@ -133,7 +133,7 @@ def compare(folder: Path, sizes: Sequence[int], n_values: int, steps: int) -> No
         for fit, own in zip(fits, seconds, strict=True):
             told = _ask(fit)
             if step == 0:
-                first.append(told["sites"] / 2)  # of two batches
+                first.append(told["sites"] / 2)  # these are the sites of two batches
             if step >= WARM_UP:
                 own.append(told["seconds"])
     ends = [_ask(fit) for fit in fits]
@@ -162,7 +162,7 @@ def _start(*part: str) -> subprocess.Popen[str]:
 
 
 def _ask(fit: subprocess.Popen[str]) -> Any:
-    """Lets a fit take its next step, and says what it told of it."""
+    """Lets a fit take its next step, and returns what it reports."""
     assert fit.stdin is not None
     assert fit.stdout is not None
     fit.stdin.write("\n")

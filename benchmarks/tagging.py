@@ -1,11 +1,11 @@
-"""``structgp tag`` on a large file, by name and by pipe: rates, and memory that does not grow.
+"""``structgp tag`` on a large file, by name and through a pipe: rates, and whether memory grows.
 
     python -m benchmarks.tagging                        # 100 MB, some twenty minutes
     python -m benchmarks.tagging --megabytes 5
 
-The model is fitted to the embedded corpus of recipes, whose test lines are repeated with numbers and words
-changed. Rates are per second of processor time, which does not depend on what else the machine does;
-memory is what the process holds after a tenth of its output, and at most.
+The model is fitted to the embedded corpus of recipes, whose test lines are repeated with some words
+changed. Rates are per processor second, which does not depend on other load of the machine. Memory is that
+of the process after a tenth of its output, and its peak.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMMAND = [sys.executable, "-W", "ignore", "-m", "structgp"]
 
 
 def write(folder: Path, megabytes: float) -> None:
-    """The files of the model, and the large one."""
+    """Writes the files to train the model, and the large file."""
     corpus = recipes()
     (folder / "template").write_text(corpus.template.text, encoding="utf-8")
     with open(folder / "train", "w", encoding="utf-8") as file:
@@ -42,12 +42,12 @@ def write(folder: Path, megabytes: float) -> None:
 
 
 def _varied(row: Sequence[str], rng: random.Random) -> list[str]:
-    """One word in five is a new one."""
+    """The row with a new word, in one case of five."""
     return [row[0] + str(rng.randrange(10**6)) if rng.random() < 0.2 else row[0], *row[1:]]
 
 
 def tag(folder: Path, by_pipe: bool) -> tuple[float, float, float]:
-    """Seconds of processor time; MB after a tenth of the output, and at most."""
+    """Processor seconds; MB after a tenth of the output; and largest number of MB."""
     output = folder / "tagged"
     command = [*COMMAND, "tag", "-m", str(folder / "model")]
     source = open(folder / "large", "rb") if by_pipe else None  # noqa: SIM115
@@ -70,7 +70,7 @@ def tag(folder: Path, by_pipe: bool) -> tuple[float, float, float]:
 
 
 def _look(pid: int) -> tuple[float, float]:
-    """MB that a process holds, and its seconds of processor time; 0 if it has ended."""
+    """Memory of a process in MB, and its processor seconds; both 0 if it has ended."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,7 +1,7 @@
 """python -m experiments table1|resample|optimum|large|profile|ablation|page ...: the paper's tables and
 figures.
 
-The other experiments are modules of their own, as in python -m experiments.folds.
+The other experiments are separate modules, and are run as in python -m experiments.folds.
 """
 
 from __future__ import annotations

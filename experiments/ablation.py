@@ -1,17 +1,18 @@
-"""What each part is worth: fits with one thing changed, against three named bases.
+"""The contribution of each part: fits with one thing changed, against three named bases.
 
     python -m experiments ablation --data DIR [--task T ...] [--fold K ...] [--base B ...] [--quick]
 
 'default' : the default fit. 'inducing' : the second-order fit with the paper's kind of prior, 500 inducing
-inputs under a fixed linear kernel of unit variance, contrasts of the labels. 'stochastic' : the same prior
-with a function for each label, SAGA on one sequence per step at its own pace, the paper's 4,000 draws and
-control variate, 1,500 steps. A change is one of control variates, memory (SAGA or SGD), inducing inputs M,
-draws S, kernel, basis, or mixture components K. Error and NLL are of the test half; the bound is on the
-same 256 fresh draws, in nats per training sequence; seconds are of one processor.
+inputs under a fixed linear kernel of unit variance, and contrasts of the labels. 'stochastic' : the same
+prior with a function for each label, SAGA on one sequence per step with its own step sizes, the paper's
+4,000 draws and control variate, 1,500 steps. A change concerns control variates, memory (SAGA or SGD), the
+number of inducing inputs M, draws S, kernel, basis, or mixture components K. Error and NLL are measured on
+the test half; the bound is computed on the same 256 fresh draws, in nats per training sequence; seconds are
+those of one processor.
 
 Fold 0 of two tasks takes about half an hour on two cores. Cells are kept in
-experiments/results/ablation.jsonl as those of table1 are. --quick is segmentation with 300 stochastic
-steps, in a file of its own.
+experiments/results/ablation.jsonl, as those of table1 are. --quick runs segmentation with 300 stochastic
+steps, and keeps its cells in a separate file.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _inducing(**changes: Any) -> Callable[[bool], StructuredGPClassifier]:
 def _stochastic(
     kind: type[Saga] = Saga, *, n_inducing: int = INDUCING, basis: str = "label", **changes: Any
 ) -> Callable[[bool], StructuredGPClassifier]:
-    """``changes`` : fields of the optimiser."""
+    """Makes models of the base 'stochastic'. changes : fields of the optimiser."""
     own = {"gradient": "control-variate", "n_draws": 4000} | changes
 
     def make(quick: bool) -> StructuredGPClassifier:
@@ -166,7 +167,7 @@ def run_cell(cell: Cell) -> Row:
 
 
 def score(fold: Fold, model: StructuredGPClassifier) -> Row:
-    """What a cell says beside its key."""
+    """The fields of a cell's row beside its key."""
     began = time.process_time()
     fitted = fit_quietly(model, fold)
     seconds = time.process_time() - began
@@ -188,7 +189,7 @@ def score(fold: Fold, model: StructuredGPClassifier) -> Row:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The same text for the same cells, in whatever order they were done."""
+    """The table as Markdown; the same for the same cells, in whatever order they were done."""
     lines = [
         "One thing changed against each base; in brackets the difference from the base, means over the",
         "folds that both have. * a fit stopped at its number of steps.",
@@ -226,13 +227,13 @@ def _mean(rows: dict[int, Row], folds: Sequence[int], name: str) -> float:
 
 
 def _of(rows: Sequence[Row], base: str, change: str, task: str) -> dict[int, Row]:
-    """By fold."""
+    """The rows of one base, change and task, by fold."""
     wanted = (base, change, task)
     return {r["fold"]: r for r in rows if (r["base"], r["change"], r["task"]) == wanted}
 
 
 def plot(rows: Sequence[Row]) -> str:
-    """A panel of each task and base: the NLL with each change."""
+    """A figure with a panel for each task and base: the NLL with each change."""
     panels = []
     for task in TASKS:
         for base, changes in ABLATIONS.items():

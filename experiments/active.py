@@ -1,12 +1,11 @@
-"""Learning curves of active learning: how few sequences have to be labelled.
+"""Learning curves of active learning: how many sequences have to be labelled.
 
     python -m experiments.active --data DIR [--task TASK ...] [--strategy S ...] [--seeds N ...] [--jobs N]
 
-Tasks are the embedded corpus ('recipes') and the paper's, from raw columns. Of each, as many sequences as
-100 labels can be chosen from are the pool, the rest is tested on. A run starts from ten sequences at
-random, fits, lets the strategy choose ten more, and so on to 100; seeds differ in the split and the
-start. What counts is at how many labelled sequences the mean error is down to that of random choice at
-100.
+Tasks are the embedded corpus ('recipes') and the paper's, from raw columns. 60 % of each task's sequences
+are the pool, the rest are test data. A run starts from ten random sequences, fits, lets the strategy choose
+ten more, and so on up to 100; seeds differ in the split and the start. The result is the number of labelled
+sequences at which the mean error is as low as that of random choice at 100.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def curve(task: str, data: str | None, strategy: str, seed: int) -> list[float]:
 
 
 def report(task: str, strategies: Sequence[str], curves: np.ndarray) -> None:
-    """curves : (strategies, seeds, steps)."""
+    """Prints the mean learning curves. curves : (strategies, seeds, steps)."""
     counts = range(FIRST, LAST + 1, STEP)
     print(f"{task}: mean token error in % at")
     print(f"{'':<18}" + "".join(f"{n:>7}" for n in counts) + "   as random at 100")

@@ -1,19 +1,21 @@
-"""Five simulated annotators of different skill, one of them random: what is learned of them, and the error.
+"""Five simulated annotators of different skill, one of them random: learned reliabilities, and the error.
 
     python -m experiments.annotators --data DIR [--task TASK ...] [--seeds N ...] [--sequences N] [--scale]
 
 Tasks are the embedded corpus ('recipes') and the paper's, from raw columns. Each annotator labels a random
-part of the training sequences. Where a label is v, they write v with a probability about their skill, else
-another label by a row of errors of their own; the fifth draws labels at random, as frequent as the true
-ones. The error is on the true labels of other sequences, for
+part of the training sequences. Where the true label is v, an annotator writes v with a probability close to
+their skill, and otherwise another label, drawn from their own distribution of errors for v; the fifth
+annotator draws labels at random, with the frequencies of the true ones. The error is measured on the true
+labels of other sequences, for
 
     annotators   ours, fitted to all annotations
     vote, ours   ours, fitted to the label that most annotators gave
-    vote, CRF    a cross-validated linear CRF, fitted to the same
-    best, ours   ours, fitted to the labels of the annotator who is best in truth
+    vote, CRF    a cross-validated linear CRF, fitted to the same labels
+    best, ours   ours, fitted to the labels of the annotator who is really the best
 
-and 'apart' is the largest difference between an annotator's reliability and the share of their labels that
-are right. With --scale, 50 annotators and 2,000 generated sequences: time against a fit to one labelling.
+and 'apart' is the largest difference between an annotator's learned reliability and the share of their
+labels that are right. With --scale, the time for 50 annotators and 2,000 generated sequences is compared
+with that of a fit to one labelling.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ from structgp.data.annotations import majority
 from structgp.evaluation.crf import LinearCRF
 
 SKILLS = (0.9, 0.75, 0.6, 0.5, None)
-"""Probability of the right label; None labels at random."""
+"""Probability that each annotator gives the right label; None for labels at random."""
 
 SHARE = 0.6
-"""Of the training sequences, which each annotator labels."""
+"""Share of the training sequences that each annotator labels."""
 
 Labels = list[list[str]]
 
@@ -77,7 +79,7 @@ def main(words: Sequence[str] | None = None) -> None:
 def simulate(
     y: Labels, skills: Sequence[float | None], share: float, rng: np.random.Generator
 ) -> list[dict[str, list[str]]]:
-    """What each annotator says of each sequence; at least one says something of each."""
+    """The labels that each annotator gives to each sequence; at least one annotator labels each."""
     classes = sorted({label for labels in y for label in labels})
     V, index = len(classes), {label: i for i, label in enumerate(classes)}
     counts = np.bincount([index[label] for labels in y for label in labels], minlength=V)
@@ -95,7 +97,7 @@ def simulate(
 
 
 def confusion(skill: float | None, frequency: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(V, V) probability of each given label (column) where another is true (row)."""
+    """(V, V) probability of each given label (column) for each true label (row)."""
     V = len(frequency)
     if skill is None:
         return np.tile(frequency, (V, 1))
@@ -108,7 +110,7 @@ def confusion(skill: float | None, frequency: np.ndarray, rng: np.random.Generat
 
 
 def compare(task: str, data: str | None, seed: int, n: int) -> dict[str, Any]:
-    """Errors of all ways on one task, and how far reliabilities are from the truth."""
+    """Errors of all methods on one task, and how far the learned reliabilities are from the truth."""
     X, y, X_test, y_test = load(task, data, seed)
     X, y, rng = X[:n], y[:n], np.random.default_rng([seed, 2])
     given = simulate(y, SKILLS, SHARE, rng)
@@ -136,13 +138,14 @@ def compare(task: str, data: str | None, seed: int, n: int) -> dict[str, Any]:
 
 
 def share_right(given: list[dict[str, list[str]]], y: Labels, name: str) -> float:
-    """Of an annotator's labels."""
+    """Share of an annotator's labels that are right."""
     told = [(said[name], of) for said, of in zip(given, y, strict=True) if name in said]
     return float(np.mean([a == b for labels, of in told for a, b in zip(labels, of, strict=True)]))
 
 
 def scale(n: int = 2_000, n_annotators: int = 50, each: int = 3, once: bool = False) -> dict[str, Any]:
-    """CPU seconds of the fit to annotations, ``each`` per sequence, and to the true labels."""
+    """CPU seconds of a fit to annotations, with ``each`` annotators per sequence on average, and of a fit
+    to the true labels."""
     data = generate(n, n_labels=6, n_values=40, n_templates=6, mean_length=10, seed=0)
     rng = np.random.default_rng(0)
     skills = rng.uniform(0.4, 0.95, n_annotators)

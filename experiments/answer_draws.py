@@ -1,11 +1,11 @@
-"""What answers lose with fewer draws, and with points for each token in the place of draws.
+"""The loss of accuracy of answers with fewer draws, and with points for each token instead of draws.
 
     python -m experiments.answer_draws [--task TASK ...] [--fold 0 1] [--data DIR]
 
 Fits two thirds of the training data of each fold, encoded and raw, and predicts the last third under
-several ``n_draws`` and seeds. Prints the NLL per token over that of 1024 draws, in per cent, averaged over
-seeds, and the mean over fits. ``auto`` is the default, which takes marginals from points for each token. No
-test data are used.
+several ``n_draws`` and seeds. Prints by how many per cent the NLL per token exceeds that of 1024 draws,
+averaged over seeds, and the mean over fits. ``auto`` is the default, which computes marginals from points
+for each token. No test data are used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MANY, SEEDS = 1024, 3
 
 
 def losses(model: StructuredGPClassifier, X: list[Any], y: list[list[str]]) -> Losses:
-    """NLL per token under each setting, over seeds, relative to that of many draws."""
+    """NLL per token under each setting, averaged over seeds, relative to that of many draws."""
 
     def mean(n_draws: int | str, seeds: range) -> float:
         made, found = copy.copy(model).set_params(n_draws=n_draws), []

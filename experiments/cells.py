@@ -1,8 +1,8 @@
-"""A table that is made cell by cell, and survives being killed.
+"""A table that is computed cell by cell, in a file that survives a kill at any time.
 
-A finished cell is one line of JSON, appended in one write and flushed to the disk. What a kill leaves of a
-line is not JSON, and is skipped; the next row begins on a line of its own. So a run that is started
-again does only the cells that are not there.
+A finished cell is one line of JSON, appended in one write and flushed to the disk. If a kill leaves part of
+a line, it is not JSON and is skipped; the next row begins on a new line. A run that is started again
+therefore does only the missing cells.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Task = TypeVar("Task")
 
 @dataclass(frozen=True)
 class Store:
-    """Rows in a file; ``names`` are the fields that tell cells apart. The last row of a cell counts."""
+    """Rows in a file. names : the fields that identify a cell. The last row of a cell counts."""
 
     path: Path
     names: tuple[str, ...]
@@ -35,7 +35,7 @@ class Store:
         return tuple(row[name] for name in self.names)
 
     def rows(self) -> dict[tuple[Any, ...], Row]:
-        """The last whole row of each cell."""
+        """The last complete row of each cell."""
         found = {}
         if self.path.exists():
             for line in self.path.read_bytes().split(b"\n"):
@@ -68,9 +68,10 @@ def _parsed(line: bytes) -> Row | None:
 def run_all(
     work: Callable[[Task], Row], tasks: Sequence[Task], n_jobs: int
 ) -> Iterator[tuple[Task, Row | Exception]]:
-    """``work`` of each task in a pool of single-threaded processes; its row or its error, as they come."""
-    # Fresh processes, because forked ones may inherit locks of torch's threads. They read how many
-    # threads to have when they import what has threads.
+    """Runs ``work`` on each task in a pool of single-threaded processes; yields the row or the error of
+    each as it finishes."""
+    # Fresh processes, because forked ones may inherit locks of torch's threads. They read the number of
+    # threads from the environment when they import libraries that have threads.
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     context = multiprocessing.get_context("spawn")
@@ -90,7 +91,7 @@ def run_all(
 
 
 def _start_worker() -> None:
-    """A worker leaves Ctrl-C to its parent, and ends when the parent is gone, however that died."""
+    """Makes a worker leave Ctrl-C to its parent, and end when the parent has ended for whatever reason."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -103,5 +104,5 @@ def _end_with(sentinel: int) -> None:
 
 
 def say(words: Iterable[object]) -> None:
-    """A line on standard error, at once."""
+    """Writes a line to standard error at once."""
     print(*words, file=sys.stderr, flush=True)

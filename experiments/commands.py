@@ -1,4 +1,4 @@
-"""What the commands that make tables have in common: their options, and the loop over open cells."""
+"""The options of all commands that make tables, and their loop over open cells."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AnyCell = TypeVar("AnyCell", bound=Named)
 
 
 def parser_of(command: str, doc: str | None) -> argparse.ArgumentParser:
-    """--data, --quick, --jobs and --results."""
+    """A parser with --data, --quick, --jobs and --results."""
     parser = argparse.ArgumentParser(
         prog=f"python -m experiments {command}",
         description=doc,
@@ -43,14 +43,15 @@ def parser_of(command: str, doc: str | None) -> argparse.ArgumentParser:
 
 
 def add_folds(parser: argparse.ArgumentParser, tasks: Sequence[str]) -> None:
-    """--task and --fold."""
+    """Adds --task and --fold."""
     parser.add_argument("--task", nargs="+", choices=tasks, default=list(tasks))
     parser.add_argument("--fold", nargs="+", type=int, choices=range(5), help="default: all")
 
 
 def is_done(row: Row | None, minutes: float, device: str = "cpu") -> bool:
-    """Whether a cell is there, and not one that a shorter limit of time than ``minutes`` on the same device
-    cut short: a minute of another one is worth more or less. Rows without 'minutes' had no such limit."""
+    """False if a cell has no row, or if its fit was cut short by a time limit of less than ``minutes`` on
+    the same device: on another device, a minute is worth more or less. Rows without 'minutes' had no such
+    limit."""
     if row is None:
         return False
     cut_short = row["hit_limit"] and row["minutes"] is not None and row["minutes"] < minutes
@@ -64,7 +65,7 @@ def finish(
     n_jobs: int,
     tell: Callable[[Row], str],
 ) -> int:
-    """Does the cells and keeps their rows, with a line of progress each; how many failed."""
+    """Does the cells and keeps their rows, with a line of progress for each; returns how many failed."""
     if n_jobs < 1:
         raise InputError("--jobs", f"{n_jobs} processes do nothing", "give 1 or more")
     _check_writable(store.path.parent)
@@ -81,7 +82,7 @@ def finish(
 
 
 def _check_writable(folder: Path) -> None:
-    """Before hours are spent on what could not be kept."""
+    """Raises InputError if the folder cannot be written to, before hours are spent on the results."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -92,14 +93,13 @@ def _check_writable(folder: Path) -> None:
 
 
 def tell_error(row: Row) -> str:
-    """'4.43 %, 12 s (limit)'."""
+    """A line of progress such as '4.43 %, 12 s (limit)'."""
     limit = " (limit)" if row["hit_limit"] else ""
     return f"{row['error']:.2f} %, {row['seconds']:.0f} s{limit}"
 
 
 def publish(path: Path, text: str, figures: dict[str, str]) -> None:
-    """Writes the tables beside the cells at ``path``, prints them, and writes each figure there as
-    NAME.svg."""
+    """Prints the tables, writes them beside the cells at ``path``, and each figure there as NAME.svg."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".md").write_text(text, encoding="utf-8")
     for name, svg in figures.items():
@@ -108,8 +108,8 @@ def publish(path: Path, text: str, figures: dict[str, str]) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of what figures depend on. source : a digest of structgp's files, which tells states of one version
-    apart."""
+    """Versions of the packages that results depend on. 'source' is a digest of structgp's files, which
+    distinguishes states of one version."""
     digest = hashlib.sha256()
     for file in sorted(Path(structgp.__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())

@@ -1,10 +1,10 @@
 """The columns of the paper's table of errors, each as a function of a fold.
 
-svm, crf and gp-ess are the rivals; svm and crf have their regulariser cross-validated on the training half.
-gp-var-b is the preset 'paper-batch', gp-var-s 'paper-stochastic', gp-var-p the same on the piecewise
-pseudo-likelihood; all with the linear kernel of unit variance, one function per label and unit transition
-scale. ours is the default fit. ``quick`` has fewer draws, iterations and inducing inputs, and limits on
-steps in the place of time, so that it gives the same figures on every machine.
+svm, crf and gp-ess are the methods compared with; svm and crf have their regulariser cross-validated on the
+training half. gp-var-b is the preset 'paper-batch', gp-var-s is 'paper-stochastic', and gp-var-p is the
+same on the piecewise pseudo-likelihood; all use the linear kernel of unit variance, one function per label
+and unit transition scale. ours is the default fit. ``quick`` means fewer draws, iterations and inducing
+inputs, and limits on steps instead of time, so that it gives the same figures on every machine.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from structgp.inference.loop import Callback
 
 ESS_ITERATIONS = 2000
 FEW_VALUES = 5000
-"""Of functions at training tokens, fewer than which an iteration costs little."""
+"""Number of function values at training tokens below which an iteration costs little."""
 
 MIXED = 1.05
-"""R-hat of the likelihood above which a chain was too short."""
+"""R-hat of the likelihood above which a chain counts as too short."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """model : that predicts; has_probabilities; hit_limit : whether time, passes or iterations were over
-    before the fit was; details : what its log says, for the record."""
+    """A fitted model. has_probabilities : whether it has probabilities of labels. hit_limit : whether the
+    fit was cut short by a limit of time, passes or iterations. details : entries of its log, for the
+    record."""
 
     model: Any
     has_probabilities: bool
@@ -43,7 +44,8 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Setting:
-    """quick : see above. minutes : limit of a paper's preset. seed. device : where presets are computed."""
+    """The circumstances of a fit. quick : see the module's docstring. minutes : time limit of a paper's
+    preset. device : the device of the paper's presets."""
 
     quick: bool
     minutes: float
@@ -115,7 +117,7 @@ LOGGED = ("stopped", "elbo", "fresh_elbo", "evaluations", "n_inducing")
 
 
 def fit_quietly(model: StructuredGPClassifier, fold: Fold, callback: Callback | None = None) -> Fitted:
-    """The fit without the warning that a limit was reached, which is in what is returned."""
+    """Fits without the warning that a limit was reached; the result says so instead."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StructgpWarning)
         model.fit(fold.X, fold.y, callback=callback)

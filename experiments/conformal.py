@@ -1,15 +1,15 @@
-"""Coverage and size of conformal sets, over random calibrations, beside those of a CRF's probabilities.
+"""Coverage and size of conformal sets over random calibrations, for our probabilities and those of a CRF.
 
     python -m experiments.conformal --data DIR [--task TASK ...] [--splits 1] [--jobs N] [--skip-crf]
 
-On each split a model is fitted once. 200 times, 200 of the other sequences are drawn to calibrate with, and
-the sets of the rest are looked at: the mean share of targets that they hold, and their mean size.
-'promised' is the coverage that was asked for, or, in a stratum of lengths where that is more, the share
-that one label (or labelling) alone would hold: sets are never empty, so coverage does not go below it.
-'unanswered' is the share of sequences in strata that support no such coverage; the guarantee counts them as
-held. Token sets are made in the same way from the probabilities of the cross-validated CRF. 'short'
-and 'long' are coverages of sequences up to the median training length and beyond. 'titles' are generated.
-Rows go to results/conformal.jsonl; those that are there are not done again.
+On each split, a model is fitted once. 200 times, 200 of the other sequences are drawn for calibration, and
+the sets of the rest are examined: the mean share of targets that they hold, and their mean size. 'promised'
+is the coverage that was asked for, or, in a stratum of lengths where it is higher, the share that the first
+label (or labelling) alone would hold: sets are never empty, so coverage cannot be below that. 'unanswered'
+is the share of sequences in strata that cannot support the coverage; the guarantee counts them as held.
+Token sets are made in the same way from the probabilities of the cross-validated CRF. 'short' and 'long'
+are the coverages of sequences up to the median training length and beyond. 'titles' are generated. Rows go
+to results/conformal.jsonl; rows that are already there are not computed again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COVERAGES = {
 }
 N_CALIBRATION, REPEATS = 200, 200
 MOST_REST = 700
-"""Sequences to calibrate with and to look at, at most."""
+"""Largest number of sequences for calibration and testing together."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Answered:
-    """What a model says of sequences. scores : of each one's targets. probabilities : of all that its sets
-    may hold, (tokens, labels) or (1, candidates). sure : whether a set always holds its first."""
+    """A model's answers about sequences. scores : scores of each sequence's targets. probabilities :
+    probabilities of all possible members of its sets, (tokens, labels) or (1, candidates). sure : whether a
+    set always holds its first member."""
 
     scores: list[np.ndarray]
     probabilities: list[np.ndarray]
@@ -106,7 +107,7 @@ METHODS = {"ours": ours, "crf": crf}
 def repeated(
     found: Answered, lengths: np.ndarray, quartiles: tuple[int, ...], coverage: float
 ) -> Row | None:
-    """Means over calibrations; None where one of them cannot promise as much."""
+    """Means over calibrations; None if one of the calibrations cannot guarantee the coverage."""
     rng, n = np.random.default_rng(0), min(N_CALIBRATION, len(lengths) // 2)
     each: list[list[float]] = []
     for _ in range(REPEATS):
@@ -132,8 +133,8 @@ def repeated(
 def looked_at(
     found: Answered, test: np.ndarray, lengths: np.ndarray, limits: Thresholds, median: int
 ) -> list[float]:
-    """Of test sequences: the share of targets in their sets, of all, of short and of long sequences; the
-    mean size of a set; and the share of sequences without an answer."""
+    """The share of targets in the sets of all, of short and of long test sequences; the mean size of a set;
+    and the share of sequences without an answer."""
     each = [limits.of(lengths[i]) for i in test]
     least = [0.0 if limit is None else limit for limit in each]
     held = np.array([_share(found.scores[i], limit) for i, limit in zip(test, least, strict=True)])
@@ -149,7 +150,7 @@ def _share(scores: np.ndarray, limit: float) -> float:
 
 
 def _sizes(found: Answered, i: int, limit: float) -> np.ndarray:
-    """Of each set of a sequence."""
+    """The size of each set of a sequence."""
     number = (found.probabilities[i] >= limit).sum(1)
     return np.maximum(1, number) if found.sure else number
 
@@ -183,7 +184,7 @@ def table(rows: Sequence[Row], tasks: Sequence[str]) -> str:
 
 
 def _means(rows: Sequence[Row], key: tuple[str, str, str, float]) -> dict[str, float] | None:
-    """Over splits."""
+    """Means over splits of the figures of one task, method, kind and coverage; None if there are none."""
     every = [
         at["figures"]
         for row in rows

@@ -1,4 +1,4 @@
-"""What the constants of the default fit predict on TRAINING data that is left out, beside their neighbours.
+"""NLL of the default fit on held-out TRAINING data, with its constants and with neighbouring values.
 
     python -m experiments.constants --data DIR [--task TASK ...] [--fold K ...]
 
@@ -32,12 +32,13 @@ CHANGES: tuple[tuple[str, Any, str, Any], ...] = (
     ("3 learning rounds", None, "learning_rounds", 3),
     ("8 learning rounds", None, "learning_rounds", 8),
 )
-"""Name of the row, and the module whose constant is changed; None for a setting of the optimiser."""
+"""Name of the row; the module whose constant is changed, or None for a setting of the optimiser; the name
+of the constant or setting; and its value."""
 
 
 @contextmanager
 def changed(module: Any, name: str, value: Any) -> Iterator[None]:
-    """A constant of a module at another value."""
+    """Sets a constant of a module to another value within the context."""
     before = getattr(module, name)
     setattr(module, name, value)
     try:
@@ -47,7 +48,7 @@ def changed(module: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def left_out_nll(X: list[Any], y: list[list[str]], module: Any, name: str, value: Any) -> float:
-    """The figure that a fit with one thing changed reports."""
+    """The cross-validated NLL that a fit with one constant changed reports."""
     optimizer: Any = "auto" if module or not name else SecondOrder(learn_scales="all", **{name: value})
     model = StructuredGPClassifier(inference=optimizer)
     if module is None:

@@ -1,4 +1,4 @@
-"""What every experiment needs: a fold of a task, a problem from a fitted model, a row of a table."""
+"""Functions for all experiments: a fold of a task, a problem from a fitted model, a row of a table."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ PLAIN: dict[str, Any] = {
     "posterior": Inducing(basis="label"),
     "inference": SecondOrder(learn_scales="transitions"),
 }
-"""A prior that every optimiser can work with as it is, so that their bounds can be compared: one fixed
-kernel, and a function for each label, as the paper has it."""
+"""A model that every optimiser can fit, so that their bounds can be compared: one fixed kernel, and one
+function per label, as in the paper."""
 
 
 @dataclass(frozen=True)
 class Fold:
-    """X, y to train with and X_test, y_test to score on."""
+    """X, y for training, and X_test, y_test for scoring."""
 
     X: list[Any]
     y: list[list[str]]
@@ -42,7 +42,8 @@ class Fold:
 
 
 def load_fold(task: str, data: str | None, fold: int, *, columns: bool = False) -> Fold:
-    """One of the paper's folds, from its encoded features or from raw columns and template."""
+    """One of the paper's folds, with the paper's encoded features or with those of raw columns and
+    template."""
     X: list[Any]
     if columns:
         raw = columns_suite(task, data)
@@ -65,7 +66,7 @@ def problem_of(
     batch_tokens: int = 1000,
     device: str = "cpu",
 ) -> Problem:
-    """The fitted posterior against data again. On another device than the CPU it is moved there."""
+    """The problem of a fitted posterior and data. The posterior is moved to ``device``."""
     fitted = model.model_
     rows, labels = fitted.encoder.transform(X), fitted.labels.transform(y)
     batches = make_batches(rows, labels, fitted.encoder.pad_row, batch_tokens)
@@ -80,7 +81,7 @@ def bound_per_sequence(problem: Problem, n_draws: int = 512, seed: int = 77) -> 
 
 
 def arguments(prog: str, doc: str | None, tasks: Sequence[str]) -> argparse.ArgumentParser:
-    """--data, --task and --fold, which all experiments have."""
+    """A parser with --data, --task and --fold, which most experiments share."""
     parser = argparse.ArgumentParser(
         prog=f"python -m experiments.{prog}",
         description=doc,
@@ -95,7 +96,7 @@ def arguments(prog: str, doc: str | None, tasks: Sequence[str]) -> argparse.Argu
 def each_fold(
     name: str, options: argparse.Namespace, compare: Callable[[str, int], dict[str, Any]]
 ) -> None:
-    """``compare`` of every task and fold that was asked for, printed and kept."""
+    """Calls ``compare`` for every task and fold that was asked for, and prints and keeps its rows."""
     for task in options.task:
         for k in options.fold:
             row = compare(task, k)
@@ -111,7 +112,7 @@ def keep(name: str, row: dict[str, Any]) -> None:
 
 
 def run_command(main: Callable[[], None]) -> None:
-    """Runs a command; what is wrong with the input ends it with one line."""
+    """Runs a command; an error in the input ends it with one line."""
     try:
         main()
     except StructgpError as error:

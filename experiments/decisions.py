@@ -1,14 +1,14 @@
-"""Labels chosen for what they are judged by: span F1, token error and costs of each decoding, beside a CRF.
+"""Labels chosen for the score they are judged by: F1, token error and cost of each decoding, beside a CRF.
 
     python -m experiments.decisions --data DIR [--task TASK ...] [--split NAME ...] [--jobs N]
         [--skip-crf | --only-crf] [--speed]
 
-A cell is one split of one task: 'fold0' to 'fold4' are the paper's folds (of the embedded corpus, five
-parts, each of which is the test set once), 'random0' to 'random9' random halves. One default fit answers
-for every decoding; the CRF has its regulariser cross-validated and decodes by Viterbi. In the costs, a
-token of a span that is called outside costs ``MISSED``, any other error 1. Rows go to
-results/decisions.jsonl, and finished cells are not done again. --speed times span probabilities against the
-loop that they had before, and labels under two decodings."""
+A cell is one split of one task: 'fold0' to 'fold4' are the paper's folds (for the embedded corpus, five
+parts, each of which is the test set once), 'random0' to 'random9' are random halves. One default fit
+answers for every decoding; the CRF has its regulariser cross-validated and decodes by Viterbi. A token of a
+span that is labelled as outside costs ``MISSED``, any other error 1. Rows go to results/decisions.jsonl,
+and finished cells are not done again. --speed times span probabilities, compared with the loop that was
+used before, and labels under two decodings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Cell:
 
 
 def load_split(task: str, split: str, data: str | None) -> Fold:
-    """Sequences to train with and to test on."""
+    """The sequences for training and for testing."""
     k = int(split[-1])
     if task == "recipes":
         corpus = corpora.recipes()
@@ -95,7 +95,7 @@ def run_cell(cell: Cell) -> Row:
 
 
 def figures(y: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Per cent; the cost per token."""
+    """F1, precision, recall and error in per cent, and the cost per token."""
     scores = metrics.span_scores(y, found)
     pairs = [pair for truth, guess in zip(y, found, strict=True) for pair in zip(truth, guess, strict=True)]
     cost = sum((MISSED if guess == "O" else 1.0) * (truth != guess) for truth, guess in pairs)
@@ -132,8 +132,8 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def speed(task: str, data: str | None, n: int = 600) -> str:
-    """Seconds for the span probabilities of n sequences, with those of the potentials that all answers
-    need; and tokens labelled per second, the best of five times."""
+    """Seconds for the span probabilities of n sequences, and for the potentials that all answers need; and
+    tokens labelled per second, the best of five runs."""
     fold = load_split(task, "fold0", data)
     model = StructuredGPClassifier().fit(fold.X, fold.y)
     X = (fold.X_test * (n // len(fold.X_test) + 1))[:n]

@@ -1,14 +1,13 @@
-"""The default features of words beside templates that people wrote, by cross-validation within training
-halves.
+"""Default features of words compared with hand-written templates, by cross-validation in training halves.
 
     python -m experiments.default_features --data DIR [--task TASK ...] [--set NAME ...]
 
-DIR has the folder ``columns``. A task's training half is the first half of its sequences (of the embedded
-corpus, its training file), of which ``FOLDS`` folds are tested in turn and at most ``MOST`` sequences are
-trained on. Test halves are never read. 'template' is the task's own template, which also reads parts of
-speech where the file has them; 'template, words' is that template without the lines that read more than
-the word; 'default' is ``token_features``; 'with pairs' adds to it, and 'without ...' leaves keys of it
-out."""
+DIR has the folder ``columns``. A task's training half is the first half of its sequences (for the embedded
+corpus, its training file); each of its ``FOLDS`` folds is tested in turn, after training on at most
+``MOST`` sequences. Test halves are never read. 'template' is the task's own template, which also reads
+parts of speech if the file has them; 'template, words' is that template without the lines that read more
+than the word; 'default' is ``token_features``; 'with pairs' adds pairs of neighbouring words and shapes to
+it, and 'without ...' leaves some of its keys out."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ Rows = list[tuple[str, ...]]
 
 
 def training_half(task: str, data: Path) -> tuple[sources.Template, list[Rows], list[list[str]]]:
-    """The task's template, and columns and labels of the half that may be looked at."""
+    """The task's template, and the columns and labels of its training half."""
     if task == "recipes":
         corpus = corpora.recipes()
         return corpus.template, corpus.X_train, corpus.y_train
@@ -47,7 +46,8 @@ def training_half(task: str, data: Path) -> tuple[sources.Template, list[Rows], 
 
 
 def of_words(template: sources.Template, task: str) -> sources.Template:
-    """The template's lines that read the word alone, or what the embedded corpus derives from it."""
+    """The template's lines that read only the word; all lines for the embedded corpus, whose columns derive
+    from the word."""
     if task == "recipes":
         return template
     kept = [line for line in template.text.splitlines() if line.startswith("B") or ",0]" in line]
@@ -57,7 +57,7 @@ def of_words(template: sources.Template, task: str) -> sources.Template:
 
 
 def feature_sets(template: sources.Template, task: str) -> dict[str, Callable[[Rows], list[Any]]]:
-    """Name -> what makes features of the columns of a sequence."""
+    """Maps the name of each set to a function that makes features from the columns of a sequence."""
 
     def less(rows: Rows, keys: Sequence[str]) -> list[Any]:
         tokens = token_features([row[0] for row in rows])
@@ -76,7 +76,7 @@ def feature_sets(template: sources.Template, task: str) -> dict[str, Callable[[R
 
 
 def _with_pairs(tokens: list[Any]) -> list[Any]:
-    """Each word and each shape together with those next to it, too."""
+    """Adds pairs of each word, and of each shape, with its neighbours."""
     for token in tokens:
         for key in ("lower", "shape"):
             token[f"{key}-1,0"] = f"{token[f'{key}-1']} {token[key]}"

@@ -6,13 +6,13 @@
 Labels are drawn given the inputs, or inputs given the labels, from a chain whose scores are known, so that
 forward-backward gives the true probability of every label: no model can have a lower expected NLL than
 this 'oracle'. Each fit is the default one, in a fresh process; 'draws' averages over the posterior, 'mean'
-plugs in its mean. The CRF is linear, its regulariser cross-validated on left-out likelihood. 'bias' is mean
-confidence minus accuracy, 'CPU' the seconds of the processor, 'GB' the peak memory of the process. With
---twice a process fits twice, and the seconds are those of the second fit: on a GPU the first one includes
-what a process does once. Rows go to results/dense.jsonl.
+plugs in its mean. The CRF is linear, with its regulariser cross-validated on held-out likelihood. 'bias' is
+mean confidence minus accuracy, 'CPU' the processor seconds, 'GB' the peak memory of the process. With
+--twice a process fits twice, and the seconds are those of the second fit: on a GPU, the first fit includes
+work that each process does only once. Rows go to results/dense.jsonl.
 
 'smooth', 'linear', 'clusters' and 'process' have 800 to 1,200 training tokens and 4,800 to 16,000 test
-tokens: on 1,600, chance alone would make the ECE of the first two's oracle .02 to .03.
+tokens: with 1,600 test tokens, chance alone would make the oracle's ECE on the first two .02 to .03.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def log_sum(x: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _backward(node: np.ndarray, transitions: np.ndarray) -> np.ndarray:
-    """(T, V) log of the sum over labellings of what follows each token, given its label."""
+    """(T, V) log of the sum over labellings of all later tokens, given each token's label."""
     ahead = np.zeros_like(node)
     for t in range(len(node) - 2, -1, -1):
         ahead[t] = log_sum(transitions + node[t + 1] + ahead[t + 1], axis=1)
@@ -92,12 +92,12 @@ def draw_labels(node: np.ndarray, transitions: np.ndarray, rng: np.random.Genera
 
 
 def _transitions(rng: np.random.Generator, n_labels: int) -> np.ndarray:
-    """(V, V) random scores that favour staying with a label."""
+    """(V, V) random scores that favour repeating a label."""
     return rng.normal(size=(n_labels, n_labels)) + np.eye(n_labels)
 
 
 def _lengths(rng: np.random.Generator, n_tokens: int, mean: int) -> list[int]:
-    """Lengths from half the mean to one and a half, of ``n_tokens`` in all."""
+    """Lengths from 0.5 to 1.5 times the mean, which sum to ``n_tokens``."""
     lengths: list[int] = []
     while (left := n_tokens - sum(lengths)) > 0:
         lengths.append(min(left, int(rng.integers(mean // 2, mean + mean // 2 + 1))))
@@ -123,10 +123,10 @@ def embeddings(
 ) -> Task:
     """Contextual embeddings: correlated dimensions, tokens of one sentence alike, scores linear in inputs.
 
-    Most variance is in a few of 100 directions (that of direction i is proportional to i^-1.5), a fifth is
-    noise in all dimensions. Scores use all directions, standardised, with weights that fall as i^-0.25:
-    most of the information on labels is in directions with little variance. Sequences have 20 tokens on
-    average."""
+    Most variance is in a few of 100 directions (that of direction i is proportional to i^-1.5), and a fifth
+    of it is noise in all dimensions. Scores use all directions, standardised, with weights that fall as
+    i^-0.25: most of the information about labels is in directions with little variance. Sequences have 20
+    tokens on average."""
     rng = np.random.default_rng([seed, 1])
     rank, noise = min(n_dims, 100), 0.2
     order = np.arange(1, rank + 1)
@@ -158,12 +158,12 @@ def pixels(
 ) -> Task:
     """Handwriting: binary images of 16 by 8 pixels, in words of 8 letters on average.
 
-    Each letter has ``n_styles`` prototypes, smooth random fields cut at 0, whose own part has ``style``
-    times the standard deviation of the part that the styles share. An image is a prototype, shifted by up
-    to one pixel in each direction, with pixels inverted at the first rate of ``flips``, or for a share
-    ``blurred`` of the images at the second. Letters follow each other by a random chain. The true
-    probability of an image given its letter is a sum over styles, shifts and rates. The defaults were
-    chosen so that a linear CRF has an error of about 20 % and an RBF clearly less."""
+    Each letter has ``n_styles`` prototypes: smooth random fields thresholded at 0, in which the part of
+    each style has ``style`` times the standard deviation of the part that all styles share. An image is a
+    prototype, shifted by up to one pixel in each direction, with pixels inverted at the first rate of
+    ``flips``, or at the second rate for a share ``blurred`` of the images. Letters follow a random chain.
+    The true probability of an image given its letter is a sum over styles, shifts and rates. The defaults
+    were chosen so that a linear CRF has an error of about 20 % and an RBF clearly less."""
     rng = np.random.default_rng([seed, 2])
     fields = rng.normal(size=(n_labels, 1, 16, 8)) + style * rng.normal(size=(n_labels, n_styles, 16, 8))
     prototypes = gaussian_filter(fields, (0, 0, 1.5, 1.2), mode="wrap") > 0
@@ -185,8 +185,8 @@ def pixels(
 
 
 def _image_scores(x: np.ndarray, modes: np.ndarray, rates: Iterable[tuple[float, float]]) -> np.ndarray:
-    """(N, V) log probability of images x (N, P) given letters, which are mixtures of modes (V, K, P) seen
-    at rates of inverted pixels, each with its share."""
+    """(N, V) log-probability of images x (N, P) given letters. A letter is a mixture of modes (V, K, P);
+    rates : pairs of a rate of inverted pixels and the share of images with that rate."""
     flat = modes.reshape(-1, x.shape[1])
     wrong = x.sum(1)[:, None] + flat.sum(1) - 2 * x @ flat.T
     right, parts = x.shape[1] - wrong, []
@@ -197,7 +197,8 @@ def _image_scores(x: np.ndarray, modes: np.ndarray, rates: Iterable[tuple[float,
 
 
 def smooth(seed: int = 0, n_sequences: int = 100, n_test: int = 2_000) -> Task:
-    """5 inputs, 4 labels, 8 tokens per sequence: scores are sines of random projections of the inputs."""
+    """5 inputs, 4 labels, 8 tokens per sequence: scores are sums of sines of random projections of the
+    inputs."""
     rng = np.random.default_rng([seed, 3])
     x = rng.normal(size=(8 * (n_sequences + n_test), 5))
     slopes, weights = rng.normal(size=(5, 6)) * 0.8, rng.normal(size=(6, 4)) * 2
@@ -206,7 +207,7 @@ def smooth(seed: int = 0, n_sequences: int = 100, n_test: int = 2_000) -> Task:
 
 
 def nearly_linear(seed: int = 0, n_sequences: int = 100, n_test: int = 2_000) -> Task:
-    """20 inputs, 6 labels, 8 tokens per sequence: scores are linear, and bent by a fifth of their size."""
+    """20 inputs, 6 labels, 8 tokens per sequence: linear scores plus a nonlinear part a fifth as large."""
     rng = np.random.default_rng([seed, 4])
     x = rng.normal(size=(8 * (n_sequences + n_test), 20))
     linear = x @ rng.normal(size=(20, 6)) * (3 / np.sqrt(20))
@@ -225,7 +226,8 @@ def clusters(seed: int = 0, n_sequences: int = 100, n_test: int = 2_000) -> Task
     relevant = centres[labels, rng.integers(3, size=len(labels))] + 0.7 * rng.normal(size=(len(labels), 3))
     x = np.concatenate([relevant, rng.normal(size=(len(labels), 9))], 1)
     far = np.square(relevant[:, None, None, :] - centres).sum(-1)
-    # Given its labels, a sequence has p(x | y), and y itself comes from a chain with scores of transitions.
+    # Inputs are drawn from p(x | y) given the labels, and labels from a chain that has transition scores
+    # only.
     node = np.split(log_sum(-far / (2 * 0.7**2), axis=2), n)
     X, names = np.split(x, n), [[LABELS[v] for v in labels] for labels in y]
     k = n_sequences
@@ -258,7 +260,7 @@ def process(
 
 
 def relevant_process(seed: int = 0) -> Task:
-    """``process`` where 3 of 10 inputs matter: the others have a length-scale of 1,000."""
+    """``process`` with 3 of 10 inputs that matter: the others have a length-scale of 1,000."""
     return process(seed, lengthscale=[1.0, 1.5, 2.0, *[1000.0] * 7])
 
 
@@ -307,14 +309,14 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _in_new_process(*arguments: Any) -> dict[str, Any]:
-    """``run`` in a process of its own, so that its peak memory is that of one fit."""
+    """Calls ``run`` in a new process, so that its peak memory is that of one fit."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(run, arguments)
 
 
 def run(task: str, seed: int, method: str, device: str = "cpu", twice: bool = False) -> dict[str, Any]:
-    """One fit of a generated task, or the second of two: figures of its answers and of the oracle, seconds
-    and gigabytes."""
+    """Fits a generated task, once or twice: scores of the answers and of the oracle, seconds and
+    gigabytes."""
     data = TASKS[task](seed)
     model: Any = StructuredGPClassifier(device=device) if method == "structgp" else DenseCRF()
     if twice:

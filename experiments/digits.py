@@ -2,11 +2,11 @@
 
     python -m experiments.digits [--chain NAME ...] [--seeds N ...]
 
-Strings of 5 to 12 digits under one of two Markov chains, 200 to train with and 1,000 to test on, each digit
-shown by one of scikit-learn's bundled 8x8 images. Half of the images are for training strings and half
-for test strings; within a half an image may come more than once, so 1,000 test strings show some 9 times
-the same 900 images. The fit is the default one; 'mean' has its
-NLL under the posterior mean. The CRF's regulariser is cross-validated. Aim: at most half the CRF's error.
+Strings of 5 to 12 digits are drawn from one of two Markov chains, 200 for training and 1,000 for testing;
+each digit is shown by one of scikit-learn's bundled 8x8 images. Half of the images are for training strings
+and half for test strings; within a half, an image may occur more than once, so that the 1,000 test strings
+show the same 900 images some 9 times. The fit is the default one; 'mean' is its NLL under the posterior
+mean. The CRF's regulariser is cross-validated. Aim: at most half the CRF's error.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def report(chain: str, seeds: Sequence[int]) -> None:
 
 
 def compare(seed: int, chain: str = "any") -> dict[str, Any]:
-    """Both methods on the strings of one seed; ratio is that of their errors."""
+    """Both methods on the strings of one seed; 'ratio' is the ratio of their errors."""
     data = digit_strings(seed, chain)
     row: dict[str, Any] = {"seed": seed, "chain": chain}
     for name, method in (("structgp", StructuredGPClassifier()), ("linear CRF", LinearCRF())):

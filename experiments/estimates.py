@@ -1,14 +1,14 @@
-"""Do the held-out figures of a fit tell how well it will predict?
+"""Whether the held-out figures of a fit tell how well it will predict.
 
     python -m experiments.estimates --data DIR [--task TASK ...] [--splits N] [--size N]
                                     [--kernels] [--jobs N]
 
-Of each random split, one training set of ``size`` sequences, or two thirds if that is less; the others are
-test data. 'estimate' is what cross-validation within the training set says of a token's negative
-log-likelihood (``held_out_``), 'truth' that of the test data, over tokens whose label occurs in training,
+Each random split has a training set of ``size`` sequences, or two thirds of all if that is less; the others
+are test data. 'estimate' is the negative log-likelihood per token that cross-validation within the training
+set predicts (``held_out_``); 'truth' is that of the test data, over tokens whose label occurs in training,
 as in the folds. With --kernels, five priors are compared: Kendall's tau says whether the estimates rank
-them as the test data do, and in brackets whether the loss of the folds of cross-validation does, from
-which the estimate follows a learning curve to all data. Rows go to results/estimates.jsonl.
+them as the test data do; in brackets, the same for the loss in the folds of cross-validation, from which
+the estimate is extrapolated to all data by a learning curve. Rows go to results/estimates.jsonl.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""Likelihoods to within 1 nat per sequence of the optimum: the second-order fit against the paper's
-schedule.
+"""Likelihood evaluations until 1 nat per sequence from the optimum: second-order fit and paper's schedule.
 
     python -m experiments.evaluations --data DIR [--task TASK ...] [--fold K ...] [--minutes 4]
 
-Both fit one model: a fixed linear kernel, 500 inducing inputs, one function per label, scales that stay.
+Both fit the same model: a fixed linear kernel, 500 inducing inputs, one function per label, fixed scales.
 The optimum is between the fresh bound and the bound of a long second-order fit with 256 draws, and the aim
-is 1 nat per sequence below the higher of these. Bounds are on the same 256 fresh draws, in nats per
-sequence; looking is not counted. An evaluation is the likelihood of one sequence at one draw. The paper's
-schedule is 'paper-stochastic': SAGA with one sequence per step, 4,000 draws and control variates. It is
-looked at after each share 1 / 40 of its minutes, so that it may have arrived up to one look earlier; '>' is
-for one that had not arrived when its minutes were over."""
+is 1 nat per sequence below the higher of these. Bounds are computed on the same 256 fresh draws, in nats
+per sequence; computing them is not counted. An evaluation is the likelihood of one sequence at one draw.
+The paper's schedule is 'paper-stochastic': SAGA with one sequence per step, 4,000 draws and control
+variates. Its bound is checked after every 1 / 40 of its minutes, so that it may have arrived up to one
+check earlier; '>' means that it had not arrived when its minutes were over."""
 
 from __future__ import annotations
 
@@ -86,8 +85,8 @@ def _count(
     aim: float,
     minutes: float | None = None,
 ) -> dict[str, Any]:
-    """Steps until a look finds the bound at the aim, at each step, or in ``minutes`` at 40 times
-    evenly apart, which looks do not use up."""
+    """Steps until a look finds the bound at the aim. It looks after every step, or, with ``minutes``, 40
+    times at even intervals; the time of the looks themselves is not counted."""
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
     spent, looks, evaluations, steps = 0.0, 0, 0, 0
     path = [round(look(), 2)]
@@ -113,7 +112,7 @@ def _count(
 
 
 def _to_prior(problem: Problem) -> None:
-    """The posterior as it is before a fit."""
+    """Resets the posterior to its state before a fit."""
     with torch.no_grad():
         for block in problem.posterior.blocks:
             block.m.zero_()

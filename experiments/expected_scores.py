@@ -1,11 +1,11 @@
-"""Do intervals for scores on unlabelled text hold the true scores?
+"""Whether the intervals for scores on unlabelled text hold the true scores.
 
     python -m experiments.expected_scores --data DIR [--task TASK ...] [--splits 10] [--jobs N]
 
 Each split has a random training set, as large as those of the paper's folds, and the default classifier is
 asked for expected scores on up to 300 of the other sequences. Their labels then tell whether the 90 %
 intervals of error and F1 hold the true figures. Rows go to results/expected_scores.jsonl; splits that are
-there are not done again.
+already there are not done again.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Learning curves from 10 sequences on, against a CRF, and what counting the data more than once does.
+"""Learning curves from 10 sequences on, against a CRF, and the effect of counting data more than once.
 
     python -m experiments.few --data DIR [--task TASK ...] [--size N ...] [--seeds N ...]
                               [--method NAME ...]
 
 Each row has one random training set, scored on up to 300 of the other sequences whose labels occur in it.
-'once' counts every training sequence once, Bayes' rule; 'default' as often as cross-validation within the
-training set chooses. The CRF is python-crfsuite's with its regulariser cross-validated. Rows go to
+'once' counts every training sequence once, as in Bayes' rule; 'default' as often as cross-validation within
+the training set chooses. The CRF is python-crfsuite's, with its regulariser cross-validated. Rows go to
 results/few.jsonl.
 """
 
@@ -31,7 +31,7 @@ MOST_TEST = 300
 
 
 def once() -> StructuredGPClassifier:
-    """The default classifier, but every sequence counts once."""
+    """The default classifier, except that every sequence counts once."""
     return StructuredGPClassifier(prior=Prior(data_weight=1.0))
 
 
@@ -53,7 +53,7 @@ def load(task: str, data: str | None) -> tuple[list[Any], list[list[str]]]:
 def compare(
     X: list[Any], y: list[list[str]], size: int, seed: int, names: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Figures of the methods with these names, by default all, on one training set."""
+    """Scores of the methods with these names, by default all, with one training set."""
     order = np.random.default_rng([seed, size]).permutation([i for i, labels in enumerate(y) if labels])
     train, rest = order[:size], order[size:]
     known = {label for i in train for label in y[i]}
@@ -68,8 +68,8 @@ def compare(
 
 
 def figures(model: Any, X: list[Any], y: list[list[str]]) -> dict[str, float]:
-    """NLL, error of the most probable labels, calibration error, and mean confidence minus accuracy, per
-    token."""
+    """Per token: NLL, error of the most probable labels, calibration error, mean confidence minus
+    accuracy."""
     marginals = model.predict_marginals(X)
     best = [max(p.items(), key=lambda item: item[1]) for tokens in marginals for p in tokens]
     truth = [label for labels in y for label in labels]

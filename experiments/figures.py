@@ -1,7 +1,7 @@
-"""Figures as files of SVG: curves against time on logarithmic axes, and dots with their spreads by row.
+"""Figures as SVG files: curves against time on logarithmic axes, and dots with their spreads by row.
 
-A figure is made of panels side by side, two in a line. It has its own style and a white ground, so that it
-is the same on any page. Equal rows give equal text.
+A figure consists of panels, two side by side. It has its own style and a white background, so that it looks
+the same on any page. Equal rows give equal text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ polyline { fill: none; stroke-width: 1.5; stroke-linejoin: round } circle { stro
 
 @dataclass(frozen=True)
 class Curve:
-    """One line, or a single dot: ``points`` (x, y), both above 0. name : of its colour."""
+    """One line, or a single dot: ``points`` (x, y), both above 0. name : chooses its colour."""
 
     name: str
     points: Sequence[Point]
@@ -33,7 +33,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Dot:
-    """A figure with its spread in a row of a panel; ``hollow`` ones are others' figures."""
+    """A value with its spread in a row of a panel; ``hollow`` dots are values from elsewhere."""
 
     row: str
     value: float
@@ -48,8 +48,8 @@ def curves(
     names: Sequence[str],
     levels: Mapping[str, float] | None = None,
 ) -> Markup:
-    """A panel of lines against seconds. names : that have colours, in their order. levels : heights of
-    dashed lines across, by what they are."""
+    """A panel of lines against seconds. names : all names, in the order of the colours. levels : names and
+    heights of dashed horizontal lines."""
     levels = levels or {}
     x = _log_range([p[0] for line in lines for p in line.points])
     y = _log_range([*(p[1] for line in lines for p in line.points), *levels.values()])
@@ -70,7 +70,7 @@ def curves(
 
 
 def dots(title: str, label: str, rows: Sequence[str], shown: Sequence[Dot]) -> Markup:
-    """A panel of one row for each name, the first on top."""
+    """A panel with one row for each name, the first on top."""
     ends = [dot.value + way * dot.spread for dot in shown for way in (-1, 1)]
     x = widened(ends, 0.06)
     plot = Plot(x, (-0.6, len(rows) - 0.4), height=90 + 26 * len(rows), left=150)
@@ -88,7 +88,8 @@ def dots(title: str, label: str, rows: Sequence[str], shown: Sequence[Dot]) -> M
 
 
 def figure(panels: Sequence[Markup], legend: Sequence[str]) -> str:
-    """The panels, two in a line, under a legend of the colours in their order; '' leaves one out."""
+    """The panels, two side by side, under a legend. legend : names of the colours in order; '' leaves one
+    out."""
     heights = [_height(panel) for panel in panels]
     parts, top = [_legend(legend)], 34
     for i in range(0, len(panels), 2):
@@ -110,7 +111,7 @@ def figure(panels: Sequence[Markup], legend: Sequence[str]) -> str:
         width=width,
         height=top,
     )
-    # One element a line, so that a change of a figure can be read as a change of lines.
+    # One element per line, so that changes of a figure can be read as changes of lines.
     return whole.replace("><", ">\n<") + "\n"
 
 
@@ -136,13 +137,13 @@ def _log_range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _log_ticks(within: tuple[float, float], few: bool = False) -> list[float]:
-    """Logarithms of 1, 2 and 5 times the powers of ten, without 2 and 5 where there are ``few`` to be."""
+    """Logarithms of 1, 2 and 5 times the powers of ten; with ``few``, of the powers of ten only."""
     powers = range(math.floor(within[0]), math.ceil(within[1]) + 1)
     every = [math.log10(m) + p for p in powers for m in ((1,) if few else (1, 2, 5))]
     shown = [v for v in every if within[0] <= v <= within[1]]
     if len(shown) >= 2:
         return shown
-    # A narrow range: round numbers in it.
+    # The range is narrow: use round numbers in it.
     return [math.log10(v) for v in ticks(10 ** within[0], 10 ** within[1]) if v > 0]
 
 

@@ -1,14 +1,14 @@
-"""One default on the paper's five folds: error, NLL, calibration and time of each task.
+"""The default fit on the paper's five folds: error, NLL, calibration and time for each task.
 
     python -m experiments.folds --data DIR [--task TASK ...] [--fold K ...] [--columns] [--against crf]
                                 [--seeds N ...]
 
-Features are the paper's encoded ones, or with ``--columns`` the raw columns through their CRF++ template.
-The CRF is python-crfsuite's, its regulariser cross-validated on the training half of each fold. 'mean' is
-the NLL under the mean of the posterior, in the place of draws from it. ECE is that of a fold, on average,
-and 'all' that of the tokens of all folds together: on the few hundred tokens of one, chance alone adds two
-or three hundredths. Seeds are values of ``random_state``: on chunking, encoded, the mean NLL of the five
-folds is .259 to .275 by that alone, so figures are means over several.
+Features are the paper's encoded ones, or with ``--columns`` those of the raw columns and their CRF++
+template. The CRF is python-crfsuite's, with its regulariser cross-validated on the training half of each
+fold. 'mean' is the NLL under the posterior mean instead of draws from the posterior. ECE is averaged over
+folds, and 'all' is that of the tokens of all folds together: on the few hundred tokens of one fold, chance
+alone adds two or three hundredths. Seeds are values of ``random_state``: on chunking, encoded, they alone
+make the mean NLL of the five folds vary from .259 to .275, so figures are means over several seeds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--against", choices=["crf"], help="a rival on the same folds")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     options = parser.parse_args(arguments)
-    # Judged by token error, whatever labels look like.
+    # The measure is token error, whatever the labels look like.
     ours = partial(StructuredGPClassifier, decode="accuracy")
     methods: dict[str, list[Any]] = {"structgp": [partial(ours, random_state=n) for n in options.seeds]}
     if options.against:
@@ -81,7 +81,7 @@ def _run(method: Any, X: list[Any], y: list[list[str]], train: Any, test: Any) -
 
 
 def _print_row(task: str, name: str, each: list[list[dict[str, Any]]]) -> None:
-    """each : the runs of every fold, for each random state."""
+    """Prints the means of all runs. each : for each random state, the runs of every fold."""
     runs = [run for folds in each for run in folds]
     of_all = statistics.mean(_ece_of_all(folds) for folds in each)
     error, nll, ece = (statistics.mean(run[figure] for run in runs) for figure in FIGURES)
@@ -97,7 +97,7 @@ def _print_row(task: str, name: str, each: list[list[dict[str, Any]]]) -> None:
 
 
 def _ece_of_all(folds: list[dict[str, Any]]) -> float:
-    """ECE of the tokens of several folds together."""
+    """ECE over the tokens of several folds together."""
     y, marginals = ([x for run in folds for x in run["answers"][n]] for n in (0, 1))
     return metrics.calibration(y, marginals).ece
 

@@ -1,16 +1,16 @@
-"""Ten parts, one after the other: what is lost against a fit of all data.
+"""Data in ten parts, learned one after the other: what is lost compared with a fit to all data.
 
     python -m experiments.going_on [--first N ...] [--part N] [--parts N] [--seeds N ...] [--way W ...]
 
-The embedded corpus; seeds differ in its order. A model is fitted to the first sequences, then part after
-part is added, by
+The data are the embedded corpus; seeds differ in its order. A model is fitted to the first sequences, and
+then the parts are added one by one, with
 
     partial_fit       as it is by default: the data are remembered
     from a file       partial_fit(remember=False), which is what a model from a file does
     warm_start        fit with warm_start=True on all data so far
 
-and after all of them comes a fit from nothing to all data, 'refit'. Printed are error and NLL of sequences
-that no fit has seen: at the start, the worst after any part, and at the end.
+Finally, 'refit' is a new fit to all data. Error and NLL on sequences that no fit has seen are printed: at
+the start, the worst after any part, and at the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from structgp import StructuredGPClassifier
 from structgp.data.corpora import recipes
 
 TESTED = 265
-"""Sequences of the corpus that are not trained with."""
+"""Number of sequences of the corpus that are held out for testing."""
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -75,7 +75,7 @@ WAYS = {"partial_fit": partial, "from a file": forgetful, "warm_start": warm}
 
 
 def compare(first: int, part: int, parts: int, seed: int, ways: Sequence[str]) -> dict[str, Any]:
-    """Error and NLL at the start, after each part, and of a refit."""
+    """Error and NLL at the start, after each part, and after a refit."""
     corpus = recipes()
     X = [corpus.template.expand(x) for x in (*corpus.X_train, *corpus.X_test)]
     y = [*corpus.y_train, *corpus.y_test]

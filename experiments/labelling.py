@@ -1,14 +1,14 @@
-"""The labelling page with an annotator who knows the truth: how many sequences, how many keys, and whether
-the panel's intervals hold.
+"""The labelling page with a perfect annotator: sequences and keys that it takes, and the panel's intervals.
 
     python -m experiments.labelling --data DIR [--task TASK ...] [--seeds N ...] [--every N]
 
 The loop is the page's own (``service.session``, ``service.refit``), without the browser; the model is
-fitted after every N labelled sequences. Of each task, 60 % of the sequences are the pool, the rest is
-tested on. Random choice is judged once, at 100 labelled sequences; the page's choice after each fit.
+fitted after every N labelled sequences. For each task, 60 % of the sequences are the pool, and the rest are
+test data. Random choice is scored once, at 100 labelled sequences; the page's choice after each fit.
 
-Keys are counted as the page takes them: arrows to a span, shift and arrows over it, a letter for its type
-or a digit for one of the model's alternatives, Enter. Without suggestions, all tokens are outside at first.
+Keys are counted as the page takes them: arrows to reach a span, shift and arrows to select it, a letter for
+its type or a digit for one of the model's alternatives, and Enter. Without suggestions, all tokens are
+outside at first.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from structgp.service.tag_set import Labels, TagSet
 
 LAST = 100
 SETTLED = 20
-"""Keys are counted from this sequence on."""
+"""Number of labelled sequences after which keys are counted and intervals checked."""
 
 
 class AtOnce:
-    """A background that waits until it is told to work, and then works at once."""
+    """Stands in for ``Background``: it keeps a task until ``work`` is called, and then runs it at once."""
 
     def __init__(self, refitter: Refitter) -> None:
         self.refitter, self.listener, self.busy = refitter, None, None
@@ -58,7 +58,7 @@ class AtOnce:
 
 
 def spans_of(labels: Labels, tags: TagSet) -> set[tuple[int, int, str]]:
-    """Spans, or stretches of tokens with one label where labels are not spans."""
+    """The spans of the labels; if labels are not spans, the runs of tokens with the same label."""
     if tags.spans:
         return {(s[0], s[1], s[2]) for s in labels_to_spans(labels)}
     found: list[tuple[int, int, str]] = []
@@ -71,8 +71,8 @@ def spans_of(labels: Labels, tags: TagSet) -> set[tuple[int, int, str]]:
 
 
 def begun(labels: Sequence[str]) -> list[str]:
-    """The labels with a B where a span is not begun, as in two sequences of japanesene: the page takes no
-    others."""
+    """The labels with an I at the beginning of a span replaced by B, since the page accepts no such I. They
+    occur in two sequences of japanesene."""
     found: list[str] = []
     for label in labels:
         before = found[-1] if found else "O"
@@ -82,7 +82,8 @@ def begun(labels: Sequence[str]) -> list[str]:
 
 
 def keys(start: Labels, goal: Labels, tags: TagSet, told: dict[str, Any] | None) -> int:
-    """Keys from labels to the true ones, and Enter. told : the model's answer with its alternatives."""
+    """Number of keys that turn the labels ``start`` into ``goal``, with Enter. told : the model's answer
+    with its alternatives."""
     have, want = spans_of(start, tags), spans_of(goal, tags)
     cursor, count = 0, 1
     if told is not None:
@@ -108,7 +109,7 @@ def _alternatives(told: dict[str, Any], t: int, tags: TagSet) -> list[tuple[int,
 
 
 def run(task: str, data: str | None, seed: int, every: int) -> dict[str, Any]:
-    """One annotator's way to 100 sequences."""
+    """Simulates one annotator up to 100 labelled sequences."""
     X, y, X_test, y_test = load(task, data, seed)
     y = [begun(labels) for labels in y]
     words = [[str(t) for t in range(len(x))] for x in X]

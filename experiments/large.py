@@ -1,11 +1,11 @@
-"""The paper's larger experiment: basenp, 500 sequences to train on, the other 323 to test on, five splits.
+"""The paper's larger experiment: basenp, 500 training sequences, the other 323 for testing, five splits.
 
     python -m experiments large --data DIR [--fold K ...] [--method M ...] [--minutes N] [--quick]
 
 The CRF has the paper's two regularisers, 0.1 and 1, and one that is cross-validated; gp-var-s is the preset
-'paper-stochastic', each fit of which gets --minutes; ours is the default fit. The paper's splits are not
-published: these come with the data, drawn at random by seed. Cells are kept in
-experiments/results/large.jsonl as those of table1 are. --quick is one split without the preset.
+'paper-stochastic', each fit of which is given --minutes; ours is the default fit. The paper's splits are
+not published: these come with the data, and were drawn at random by seed. Cells are kept in
+experiments/results/large.jsonl, as those of table1 are. --quick does one split, without the preset.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def plot(rows: Sequence[Row]) -> str:
-    """Here, and hollow the paper's."""
+    """A figure with the errors found here, and the paper's as hollow dots."""
     there = {method: cells_of(rows, method) for method in LARGE}
     shown = [Dot(method, *mean_and_spread(found)) for method, found in there.items() if found]
     shown += [Dot(method, error, hollow=True) for method, error in PAPER.items()]
@@ -122,5 +122,5 @@ def plot(rows: Sequence[Row]) -> str:
 
 
 def cells_of(rows: Sequence[Row], method: str) -> list[Row]:
-    """By split."""
+    """The rows of one method, sorted by split."""
     return sorted((r for r in rows if r["method"] == method), key=lambda row: row["split"])

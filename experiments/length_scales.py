@@ -1,14 +1,14 @@
-"""Are the length-scales of a kernel found again in labels that a Gaussian process with known ones has made?
+"""Whether a fit recovers known length-scales from labels that a Gaussian process has generated.
 
     python -m experiments.length_scales [--length L ...] [--ard] [--seeds N ...] [--labels V]
         [--sequences N]
 
 ``experiments.dense.process`` draws one function per label from an RBF kernel on 10 inputs, and labels from
-a chain with these scores. The fit has kernel='rbf', or 'rbf-ard' with --ard, where 3 inputs matter, with
-length-scales 1, 1.5 and 2; every sequence counts once, so that nothing is cross-validated. 'learned / true'
-is the length-scale as learned over the true one, of the inputs that matter; 'irrelevant' the shortest
-length-scale of the others over the longest of these. Aim: within 20 %, and 5 or more. Rows go to
-results/length_scales.jsonl.
+a chain with these scores. The fit has kernel='rbf', or with --ard 'rbf-ard', where only 3 inputs matter,
+with length-scales 1, 1.5 and 2; every sequence counts once, so that nothing is cross-validated. 'learned /
+true' is the ratio of the learned to the true length-scale, for the inputs that matter; 'irrelevant' is the
+ratio of the shortest learned length-scale of the other inputs to the longest of those that matter. Aim:
+within 20 %, and 5 or more. Rows go to results/length_scales.jsonl.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Labels missing at random: summed over, against leaving out every sequence that lacks one.
+"""Labels missing at random: summing over them, against leaving out every sequence that lacks one.
 
     python -m experiments.missing --data DIR [--task TASK ...] [--fold K ...] [--share 0.3]
 
-Of the training tokens, a share at random has no label. Errors are those of the default fit on all labels,
-on what is left, and on the sequences that are left whole (if none is, of predicting the most frequent
-label).
+A random share of the training tokens has no label. The errors are those of the default fit to all labels,
+to the remaining labels, and to the sequences that still have all labels (if there are none, of always
+predicting the most frequent label).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Two components against one: where K = 2, started from two perturbed copies, ends.
+"""A mixture of two components against one: the bound that K = 2 reaches from two perturbed copies.
 
     python -m experiments.mixture --data DIR [--task TASK ...] [--fold K ...]
 
-Bounds are on the same 512 fresh draws, in nats per sequence.
+Bounds are computed on the same 512 fresh draws, in nats per sequence.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""A fifth of the training labels wrong: a likelihood that knows it, against two models that do not.
+"""A fifth of the training labels are wrong: a likelihood that models this, against two that do not.
 
     python -m experiments.noisy --data DIR [--seeds N ...] [--fold K ...] [--method M ...] [--jobs N]
 
-The segmentation task, its five folds, the paper's encoded features. Each training label is replaced with
-probability 0.2 by another at random; errors are against the clean labels of the test halves, all folds of
-a seed together. The annotator likelihood of ``examples/noisy_annotators.py`` is a NumPy function without
-a gradient; the rivals are the chain, under the same prior and fitted the same way, and the
-cross-validated linear CRF. Fits that are in experiments/results/noisy.jsonl are not done again.
+The data are the segmentation task, with its five folds and the paper's encoded features. Each training
+label is replaced with probability 0.2 by a random other one; errors are measured on the clean labels of the
+test halves, over all folds of a seed together. The annotator likelihood of ``examples/noisy_annotators.py``
+is a NumPy function without a gradient; it is compared with the chain, under the same prior and fitted in
+the same way, and with the cross-validated linear CRF. Fits that are in experiments/results/noisy.jsonl are
+not done again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from structgp import Natural, metrics
 
 TASK = "segmentation"
 DRAWS = 64
-"""Of the annotator's fit, twice as many as usual: labels that may be wrong leave it noisier."""
+"""Number of draws in the fits of the annotator likelihood: twice as many as usual, since labels that may be
+wrong make these fits noisier."""
 
 KEY = ("method", "draws", "columns", "seed", "fold")
 Run = tuple[str | None, bool, int, int, str]
@@ -81,7 +83,7 @@ def _key(columns: bool, seed: int, k: int, name: str) -> tuple[Any, ...]:
 
 
 def run(task: Run) -> Row:
-    """How many test tokens of a fold a method gets wrong that was shown flipped labels."""
+    """Fits a method to flipped labels, and counts the test tokens of the fold that it gets wrong."""
     data, columns, seed, k, name = task
     fold = load_fold(TASK, data, k, columns=columns)
     seen = flip(fold.y, FLIPPED, seed)

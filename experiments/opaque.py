@@ -1,8 +1,8 @@
-"""The chain as an opaque NumPy function: how close values alone come to the fit that knows it.
+"""The chain as an opaque NumPy function: how close a fit from its values comes to one that knows the chain.
 
     python -m experiments.opaque --data DIR [--task TASK ...] [--fold K ...] [--jobs N]
 
-Bounds are on the same 512 fresh draws, in nats per sequence.
+Bounds are computed on the same 512 fresh draws, in nats per sequence.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from structgp.structures import Chain
 
 
 def opaque_chain(f: np.ndarray, g: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """log p of the linear chain, as someone might write it who has never seen ours."""
+    """log p of the linear chain, as a user might write it who does not know the library's."""
     message, score, step = f[:, 0], f[:, 0, y[0]], np.exp(g)
     for t in range(1, len(y)):
         top = message.max(1, keepdims=True)

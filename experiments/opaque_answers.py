@@ -1,14 +1,14 @@
-"""Does a likelihood of one's own predict better under itself than through the chain?
+"""Whether a user's likelihood predicts better when it answers itself than when the chain answers.
 
     python -m experiments.opaque_answers [--function NAME ...] [--length N ...] [--seeds N ...] [--quick]
 
 Labels are generated from the function itself, given scores of words and of transitions, by Gibbs sampling.
-The estimator is given the function as NumPy code, fits it by its values, and answers about other sequences:
-'own' by the function's values, 'chain' as with ``predict_with='chain'``. Sequences of up to 6 tokens with 3
-labels are enumerated, those of 12 are sampled. NLL is in nats per token, of the averaged marginals; 'MC
-error' the largest Monte Carlo error of a probability, 'values' how many labellings were evaluated per
-sequence, and seconds are of the processor. The 'chain' function shows how far sampling alone moves the
-figures.
+The estimator is given the function as NumPy code, fits it from its values, and answers about other
+sequences: 'own' from the function's values, 'chain' as with ``predict_with='chain'``. Labellings of
+sequences of up to 6 tokens with 3 labels are enumerated, those of 12 are sampled. NLL is that of the
+averaged marginals, in nats per token; 'MC error' is the largest Monte Carlo error of a probability,
+'values' the number of labellings evaluated per sequence, and seconds are processor seconds. The 'chain'
+function shows how far sampling alone changes the figures.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ SWEEPS = 20
 
 
 def ordered(f: Array, g: Array, y: Array) -> Array:
-    """The chain, but every C that no B came before is e^-EARLY as probable."""
+    """The chain, except that every C without an earlier B is e^-EARLY times as probable."""
     after = np.array([[0, 1, 0], [1, 1, 1]])  # memory 1: B was there
     return _with_memory(f, g, y, after, np.array([[0, 0, -EARLY], [0, 0, 0]]))
 
 
 def counted(f: Array, g: Array, y: Array) -> Array:
-    """The chain, but the second A is e^-EXTRA as probable, and each after it e^-2 EXTRA."""
+    """The chain, except that the second A is e^-EXTRA times as probable, and each later A e^-2 EXTRA
+    times."""
     after = np.array([[1, 0, 0], [2, 1, 1], [2, 2, 2]])  # memory: number of A, up to 2
     return _with_memory(f, g, y, after, -EXTRA * np.array([[0, 0, 0], [1, 0, 0], [2, 0, 0]]))
 
 
 def smoothed_memm(f: Array, g: Array, y: Array) -> Array:
-    """Each label given the one before; every local probability is mixed with a uniform one."""
+    """A product of probabilities of each label given the one before, each mixed with a uniform one."""
     total = np.zeros(len(f))
     for t in range(len(y)):
         row = f[:, t] + (g[:, y[t - 1]] if t else 0)
@@ -65,12 +66,12 @@ FUNCTIONS: dict[str, Function] = {
 
 
 def _with_memory(f: Array, g: Array, y: Array, after: Array, extra: Array) -> Array:
-    """log p of a chain that remembers one of M things. after : (M, V) what is remembered after each label;
-    extra : (M, V) the score that it has besides, given what is remembered."""
+    """log p of a chain with a memory of M states. after : (M, V) the next state of the memory, given its
+    state and the label. extra : (M, V) an additional score of each label, given the state of the memory."""
     M, V = after.shape
     route = np.einsum("mvn,vw->mvnw", np.eye(M)[after] * np.exp(extra)[..., None], np.eye(V))
     route, node, step = route.reshape(M * V, M * V), np.exp(f), np.exp(g)
-    ways = np.zeros((len(f), M, V))  # how much leads to each memory and last label
+    ways = np.zeros((len(f), M, V))  # sums over all labellings that lead to each memory and last label
     ways[:, 0] = node[:, 0]
     score, log_z, memory = f[:, 0, y[0]] + extra[0, y[0]], np.zeros(len(f)), after[0, y[0]]
     for t in range(len(y)):
@@ -87,7 +88,8 @@ def _with_memory(f: Array, g: Array, y: Array, after: Array, extra: Array) -> Ar
 def generated(
     function: Function, n: int, lengths: tuple[int, int], seed: int
 ) -> tuple[list[Any], list[Any]]:
-    """n sequences of words and labels from the function, with scores that depend on nothing but it."""
+    """n sequences of words, with labels drawn from the function. The scores of words and transitions are
+    fixed."""
     rng = np.random.default_rng(0)  # the scores of words are the same for training and test data
     node, g = 1.2 * rng.standard_normal((N_WORDS, 3)), 1.5 * rng.standard_normal((1, 3, 3))
     rng = np.random.default_rng(seed)
@@ -112,7 +114,7 @@ def generated(
 def compare(
     name: str, length: int, seed: int, n_train: int, n_test: int, **options: Any
 ) -> dict[str, dict[str, float]]:
-    """Figures of both ways to answer."""
+    """Scores of both kinds of answers, 'own' and 'chain'."""
     function, lengths = FUNCTIONS[name], (length - 2, length)
     X, y = generated(function, n_train, lengths, 2 * seed + 1)
     X_test, y_test = generated(function, n_test, lengths, 2 * seed + 2)
@@ -136,7 +138,7 @@ def compare(
 
 
 def _by_chain(model: StructuredGPClassifier) -> StructuredGPClassifier:
-    """The same fit, answered by the chain."""
+    """The same fit, where the chain answers."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", StructgpWarning)
         model.save(f"{folder}/model")

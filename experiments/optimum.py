@@ -1,13 +1,13 @@
-"""The paper's model where its bound is best: what its optimisers would find with all the time in the world.
+"""The paper's model at the optimum of its bound: what its optimisers would find with unlimited time.
 
     python -m experiments optimum --data DIR [--task T ...] [--fold K ...] [--quick]
 
-The same model and bound as the presets gp-var-b and gp-var-s (and gp-var-p, on the piecewise
-pseudo-likelihood): a function for each label, 500 inducing inputs, the linear kernel, unit transition
-scale, nothing learned; but fitted by the second-order optimiser, in seconds where the variance is small. A
-preset whose bound is lower has not arrived; where this is worse than the paper's figure, time is not the
-reason. Each is fitted under kernels with weights of several variances, of which the paper does not tell the
-one it had."""
+The model and the bound are those of the presets gp-var-b and gp-var-s (and gp-var-p, with the piecewise
+pseudo-likelihood): one function per label, 500 inducing inputs, the linear kernel, unit transition scale,
+nothing learned. Here they are fitted by the second-order optimiser, which takes seconds if the variance is
+small. A preset whose bound is lower has not converged; if the error here is worse than the paper's, time is
+not the reason. Each model is fitted with several prior variances of the kernel's weights, since the paper
+does not say which one it used."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from structgp import Inducing, Prior, SecondOrder, StructuredGPClassifier, metri
 
 KEY = ("likelihood", "variance", "task", "fold")
 LIKELIHOODS = {"chain": ("gp-var-b", "gp-var-s"), "piecewise": ("gp-var-p",)}
-"""Each with the methods of the paper that have it."""
+"""Maps each likelihood to the paper's methods that use it."""
 
 VARIANCES = (1.0, 3.0, 10.0, 30.0)
 TRAINING_SEQUENCES = {"basenp": 150, "chunking": 50, "segmentation": 20, "japanesene": 50}
@@ -93,8 +93,8 @@ def run_cell(cell: Cell) -> Row:
 
 
 def fit(fold: Fold, likelihood: str, variance: float) -> Fitted:
-    """The presets' model, its weights of that variance."""
-    # A latent value has as many times as much as a token has features.
+    """Fits the presets' model with weights of this variance."""
+    # The variance of a latent value is that of a weight times the number of features of a token.
     active = sum(x.multiply(x).sum() for x in fold.X) / sum(x.shape[0] for x in fold.X)
     model = StructuredGPClassifier(
         kernel="linear",
@@ -108,7 +108,7 @@ def fit(fold: Fold, likelihood: str, variance: float) -> Fitted:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Mean error (NLL) over folds; * one of them stopped at its number of rounds."""
+    """A table of mean errors (and NLL) over folds; * if one of the fits stopped at its number of rounds."""
     head = " | ".join(f"variance {v:g}" for v in VARIANCES)
     lines = [f"| task | likelihood | {head} | paper |", "|---" * (len(VARIANCES) + 3) + "|"]
     for task in TASKS:

@@ -1,9 +1,9 @@
-"""docs/results.md from the cells that are kept: what the paper has, what came out here, why they differ.
+"""Writes docs/results.md from the kept cells: the paper's figures, those found here, and why they differ.
 
     python -m experiments page [--results DIR] [--docs DIR]
 
-Nothing is run, and nothing is written by hand: the same cells give the same page. Cells that are not there
-are shown as missing. Figures go to docs/figures.
+Nothing is run, and nothing is written by hand: the same cells give the same page. Missing cells are shown
+as such. Figures go to docs/figures.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ fit of the paper's presets, and those that stopped at a shorter one are done aga
 
 @dataclass(frozen=True)
 class Line:
-    """fields : of a table, behind the name of the method. word : what is to be said of it."""
+    """A line of a table. fields : the fields after the name of the method. word : a remark on it, or ''."""
 
     fields: list[str]
     word: str = ""
@@ -155,7 +155,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def render(results: Path) -> dict[str, str]:
-    """Text by the name of its file in the docs."""
+    """The text of the page and of each figure, by the name of its file in the docs."""
     rows = {name: list(Store(results / f"{name}.jsonl", key).rows().values()) for name, key in KEYS.items()}
     figures = _figures(rows)
     parts = [
@@ -192,7 +192,7 @@ def _table(rows: Sequence[Row], best: Sequence[Row], drawn: bool) -> str:
 
 
 def _columns(found: dict[str, Line]) -> list[str]:
-    """A table, and below it what is to be said of its lines, those of one mind together."""
+    """A table, and below it the remarks on its lines; methods with the same remark share a line."""
     said: dict[str, list[str]] = {}
     for method, line in found.items():
         if line.word:
@@ -228,7 +228,7 @@ def _others(here: Sequence[Row]) -> list[str]:
 
 
 def verdict(method: str, difference: float, rows: Sequence[Row]) -> str:
-    """Whether a figure is the paper's, and if it is not, what may be the reason."""
+    """Says whether a figure agrees with the paper's, and if not, what may be the reason."""
     cut = cut_short(rows)
     if abs(difference) <= 1:
         return f"within a deviation of the published figure{', though ' if cut else ''}{cut}"
@@ -237,7 +237,7 @@ def verdict(method: str, difference: float, rows: Sequence[Row]) -> str:
 
 
 def cut_short(rows: Sequence[Row]) -> str:
-    """'cut short at 3 to 5 minutes of a GPU', or nothing."""
+    """Says where fits were cut short, as in 'cut short at 3 to 5 minutes of a GPU'; '' if none was."""
     cut = [row for row in rows if row["hit_limit"]]
     if not cut:
         return ""
@@ -253,7 +253,7 @@ def cut_short(rows: Sequence[Row]) -> str:
 
 
 def beside_the_optimum(optima: Sequence[Row], task: str, method: str, rows: Sequence[Row]) -> str:
-    """How far a preset is from the optimum of its bound, and what its error is there."""
+    """Says how far a preset is from the optimum of its bound, and what the error is there."""
     for likelihood, methods in optimum.LIKELIHOODS.items():
         if method not in methods:
             continue

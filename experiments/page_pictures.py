@@ -1,10 +1,10 @@
-"""Pictures of the page to label in and of the report, as a browser shows them. Needs Chromium.
+"""Pictures of the labelling page and of the report, as a browser shows them. Needs Chromium.
 
     python -m experiments.page_pictures [-o docs/_static] [--all]
 
-label-page.png shows the page when 60 recipe lines have been labelled, one after the other over HTTP, by
-somebody who knows the true labels and slips once. report-page.png shows the report of the demo's model.
-With --all come pictures of both in light and dark, 1280 and 400 pixels wide, from top to bottom.
+label-page.png shows the page after 60 recipe lines have been labelled over HTTP, by somebody who knows the
+true labels and makes one mistake. report-page.png shows the report of the demo's model. With --all, there
+are also full-length pictures of both in light and dark themes, 1280 and 400 pixels wide.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from structgp.data.sources import write_columns
 
 LABELLED = 60
 SLIP = 30
-"""The line that is labelled as if all of it were the name: the model should contradict it."""
+"""Number of the line whose tokens are all labelled as the name, which the model should contradict."""
 STATIC = Path(__file__).parents[1] / "docs" / "_static"
 LOOKS = [(width, dark) for width in (1280, 400) for dark in (False, True)]
 
 
 def label_some(service: Service, y: Sequence[Sequence[str]]) -> None:
-    """Labels lines as they come, and waits until the model has learned from all of them."""
+    """Labels lines in the page's order, and waits until the model has learned from all of them."""
     shown = service.ask("/next?annotator=ann")[1]
     for n in range(LABELLED):
         labels = list(y[shown["sequence"]])
@@ -41,7 +41,7 @@ def label_some(service: Service, y: Sequence[Sequence[str]]) -> None:
             labels = ["B-NAME"] + ["I-NAME"] * (len(labels) - 1)
         given = {"request": str(n), "annotator": "ann", "sequence": shown["sequence"], "labels": labels}
         shown = service.ask("/labels", given)[1]["next"]
-        if n % 5 == 4 and n > 8:  # people give the model time to learn
+        if n % 5 == 4 and n > 8:  # people are slow enough for the model to learn meanwhile
             settle(service, n + 1)
     settle(service, LABELLED)
 
@@ -55,7 +55,8 @@ def settle(service: Service, n: int) -> None:
 
 
 def open_label_page(page: LabelPage, service: Service) -> None:
-    """A chosen line with suggestions, and the reasons for the label that the model is least sure of."""
+    """Opens a chosen line with suggestions, and the reasons for the label that the model is least sure
+    of."""
     page.visit(service.url + "&annotator=ann")
     page.until("document.querySelector('#curve svg') && document.querySelector('#alternatives .p')")
     page.press(".")

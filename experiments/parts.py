@@ -1,9 +1,9 @@
-"""Learning part by part against all at once: what ``partial_fit`` loses.
+"""Learning part by part against learning all at once: what ``partial_fit`` loses.
 
     python -m experiments.parts --data DIR [--task TASK ...] [--fold K ...] [--parts 10]
 
-The training half comes in ten parts, each met once and then forgotten; the old posterior is the prior of
-the next part.
+The training half comes in ten parts, each seen once and then forgotten; the posterior so far is the prior
+for the next part.
 """
 
 from __future__ import annotations

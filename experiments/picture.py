@@ -1,4 +1,4 @@
-"""The picture of the README: how sure the demo's model is of each token of a line it has never seen.
+"""The picture in the README: how sure the demo's model is of each token of a line it has never seen.
 
 python -m experiments.picture [-o docs/_static/line.svg]
 """

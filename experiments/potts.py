@@ -1,17 +1,16 @@
-"""Generated Potts grids: what approximate sums over labellings cost where exact ones can be had.
+"""Generated Potts grids: the loss by approximate sums over labellings, where exact sums are possible.
 
     python -m experiments.potts [--couplings J ...] [--seeds N ...] [--large]
 
-Pictures of 6 x 6 pixels and three labels: p(y | x) is proportional to exp(FIELD * number of pixels with y =
-x + J * number of neighbours with equal labels), where x is a random colour of each pixel, its only feature.
-Labels are drawn exactly, row by row, and the true probabilities are known ('oracle'). Fits with 50 pictures
-and NLL per pixel on 50 others: 'exact', the default here; 'reweighted', the tree-reweighted bound for fit
-and answers; 'piecewise', each node and each pair of neighbours fitted as if it were alone, with answers by
-loopy belief propagation. Aims: reweighted within .02, .04 and .12 of exact for J = .5, 1 and 1.5, and never
-above piecewise by more than .015.
+Pictures have 6 x 6 pixels and three labels: p(y | x) is proportional to exp(FIELD * number of pixels with
+y = x + J * number of pairs of neighbours with equal labels), where x is a random colour of each pixel, its
+only feature. Labels are drawn exactly, row by row, and the true probabilities are known ('oracle'). Models
+are fitted to 50 pictures, and the NLL per pixel is measured on 50 others: 'exact', the default here;
+'reweighted', with the tree-reweighted bound for fit and answers; 'piecewise', where each node and each pair
+of neighbours is fitted as if it were alone, with answers by loopy belief propagation. Aims: reweighted
+within .02, .04 and .12 of exact for J = .5, 1 and 1.5, and never above piecewise by more than .015.
 
---large fits and answers one 64 x 64 picture in a process of its own, and tells the time and the peak
-memory.
+--large fits and answers one 64 x 64 picture in a separate process, and prints the time and the peak memory.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ from structgp.structures.graph.loopy import Loopy
 
 N_LABELS, SIDE, N_PICTURES = 3, 6, 50
 FIELD = 1.5
-"""Of 1, 1.5 and 2 the one under which the true probabilities have about the NLL of the first measurements
-of such grids, .81, .80 and .69; taken before any fit of ours had been seen, with 'oracle' and 'piecewise'
-of seed 0 in view."""
+"""Strength of the field: of 1, 1.5 and 2, the value at which the true probabilities have about the NLL of
+the first measurements of such grids, .81, .80 and .69. It was chosen before any fit of ours had been seen,
+on the basis of 'oracle' and 'piecewise' with seed 0."""
 
 LABELS = [str(v) for v in range(N_LABELS)]
 AIMS = {0.5: 0.02, 1.0: 0.04, 1.5: 0.12}
 RULED_OUT = 0.015
 METHODS = ("oracle", "exact", "reweighted", "piecewise")
 PENALTIES = (0.1, 1.0, 10.0)
-"""Of squared scores, for the piecewise fit; the one is taken that predicts left-out training pictures
-best."""
+"""Penalties on squared scores in the piecewise fit, which takes the one that predicts held-out training
+pictures best."""
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -77,7 +76,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def compare(coupling: float, seed: int, n_pictures: int = N_PICTURES, side: int = SIDE) -> dict[str, Any]:
-    """NLL per pixel of the test pictures by method, and seconds of the fits."""
+    """NLL per pixel on the test pictures for each method, and seconds of the fits."""
     fold = pictures(coupling, seed, 2 * n_pictures, side)
     y, row = [_flat(labels) for labels in fold.y_test], {"coupling": coupling, "seed": seed}
     nll, seconds, programs = {}, {}, {}
@@ -93,7 +92,8 @@ def compare(coupling: float, seed: int, n_pictures: int = N_PICTURES, side: int 
 
 
 def truth(coupling: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scores of labels by colour (3, 3), and of labels (row) with those to the right, and below."""
+    """True scores: of labels by colour (3, 3), and of each label (row) with the label to its right, and
+    with the label below."""
     table = coupling * np.eye(N_LABELS)
     return FIELD * np.eye(N_LABELS), table, table
 
@@ -111,8 +111,8 @@ def pictures(coupling: float, seed: int, n: int, side: int) -> Fold:
 
 
 def draw(node: np.ndarray, coupling: float, rng: np.random.Generator) -> np.ndarray:
-    """Labels (H, W) of one picture with node scores (H, W, 3), drawn exactly: rows are a Markov chain over
-    3^W states."""
+    """Labels (H, W) of one picture with node scores (H, W, 3), drawn exactly: the rows of the picture are a
+    Markov chain with 3^W states."""
     _, W, V = node.shape
     states = np.stack(np.unravel_index(np.arange(V**W), (V,) * W), 1)
     within = coupling * (states[:, 1:] == states[:, :-1]).sum(1)
@@ -131,8 +131,8 @@ def draw(node: np.ndarray, coupling: float, rng: np.random.Generator) -> np.ndar
 
 
 def piecewise(fold: Fold) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scores as in ``truth``: those of each node and of each pair by penalised maximum likelihood, every
-    factor normalised by itself, with the penalty that predicts the last fifth of the training pictures
+    """Scores as in ``truth``, estimated by penalised maximum likelihood where every node and every pair is
+    normalised by itself. The penalty is the one that predicts the last fifth of the training pictures
     best."""
     first = max(1, len(fold.X) * 4 // 5)
     y = [_flat(labels) for labels in fold.y[first:]]
@@ -161,8 +161,7 @@ def _pieces(X: list[Any], y: list[Any], penalty: float) -> tuple[np.ndarray, np.
 
 
 def _fitted(counts: np.ndarray, penalty: float) -> np.ndarray:
-    """Scores x of outcomes that were seen so often: counts log softmax(x) - penalty / 2 x^2 at its
-    largest."""
+    """Scores x of outcomes with these counts, which maximise counts log softmax(x) - penalty / 2 x^2."""
 
     def negative(x: np.ndarray) -> tuple[float, np.ndarray]:
         log_p = log_softmax(x)
@@ -193,14 +192,14 @@ def answers(
 
 
 def in_fresh_process(side: int) -> dict[str, Any]:
-    """``large`` where nothing else has taken memory."""
+    """Calls ``large`` in a new process, where nothing else has used memory."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(large, (side,))
 
 
 def large(side: int) -> dict[str, Any]:
-    """Time and memory of one picture, with labels drawn by 100 sweeps of Gibbs sampling: fit and
-    marginals."""
+    """Time and memory for the fit to one picture, whose labels are drawn by 100 sweeps of Gibbs sampling,
+    and for its marginals."""
     rng, coupling = np.random.default_rng(0), 1.0
     colours = rng.integers(N_LABELS, size=(side, side))
     labels = _gibbs(FIELD * np.eye(N_LABELS)[colours], coupling, 100, rng)
@@ -223,7 +222,7 @@ def large(side: int) -> dict[str, Any]:
 
 
 def _gibbs(node: np.ndarray, coupling: float, sweeps: int, rng: np.random.Generator) -> np.ndarray:
-    """Labels (H, W): the black and the white fields of a chessboard in turn."""
+    """Labels (H, W), drawn by turns on the black and the white fields of a chessboard."""
     H, W, V = node.shape
     y, board = rng.integers(V, size=(H, W)), np.indices((H, W)).sum(0) % 2
     for sweep in range(2 * sweeps):
@@ -235,7 +234,7 @@ def _gibbs(node: np.ndarray, coupling: float, sweeps: int, rng: np.random.Genera
 
 
 def _peak() -> int:
-    """MiB that this process has used at most."""
+    """Peak memory of this process in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 

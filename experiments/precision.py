@@ -1,18 +1,18 @@
-"""Does a fit on the GPU reach the bound of the CPU, and is 'converged' true?
+"""Whether a fit on the GPU reaches the bound of the CPU, and whether 'converged' is true.
 
     python -m experiments.precision [--device cuda] [--kernel K ...] [--ratio R ...] [--amplitude A ...]
                                     [--inducing M ...] [--sequences N]
 
-Generated sequences of dense features with two clusters per label, so that a linear kernel alone cannot
-tell the labels apart. Kernels are fixed: RBF, Matern, linear and their sum, with length-scales that are
-multiples (ratio) of the median distance between tokens, and amplitudes as given. Each is fitted on the CPU
-and on the device, on the latter from three values of ``random_state``. Every sequence counts once: a weight
-from cross-validation differs between random states, and so would the bounds that are maximised. Bounds are
-in nats per sequence, of the fitted posterior on the same 256 fresh draws, computed on the CPU in double
-precision: a device that fits something else than it reports is found out.
+The data are generated sequences of dense features with two clusters per label, so that a linear kernel
+alone cannot tell the labels apart. Kernels are fixed: RBF, Matern, linear and their sum, with length-scales
+that are multiples (ratio) of the median distance between tokens, and amplitudes as given. Each is fitted
+once on the CPU, and on the device with three values of ``random_state``. Every sequence counts once: a data
+weight from cross-validation would differ between random states, and so would the bounds that are maximised.
+Bounds are those of the fitted posterior on the same 256 fresh draws, in nats per sequence, computed on the
+CPU in double precision, which reveals a device that fits something else than it reports.
 
 A row fails if CPU and device differ by more than .1 nat, or if any fit says 'converged' more than .1 nat
-below the best of all. Rows go to results/precision.jsonl.
+below the best of all fits. Rows go to results/precision.jsonl.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ AMPLITUDES = (1.0, 20.0, 400.0)
 INDUCING = (200, 1000)
 RESTARTS = 3
 MOST = 0.1
-"""Nats per sequence that two bounds may differ by."""
+"""Largest difference between two bounds that is accepted, in nats per sequence."""
 
 Data = tuple[list[np.ndarray], list[list[str]]]
 
 
 def dense_sequences(n: int, seed: int = 0, n_labels: int = 8, width: int = 20) -> Data:
-    """n sequences of 5 to 12 tokens. Label v is shown by centre v or by its mirror image, with noise; the
-    next label is v + 1 half of the time, else any other."""
+    """n sequences of 5 to 12 tokens. The features of label v are centre v or its mirror image, plus noise;
+    the next label is v + 1 half of the time, and otherwise drawn at random."""
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(n_labels, width))
     X, y = [], []
@@ -59,7 +59,8 @@ def dense_sequences(n: int, seed: int = 0, n_labels: int = 8, width: int = 20) -
 
 
 def kernel_of(name: str, length: float, amplitude: float) -> Kernel:
-    """The sum gives each of its parts a third of the amplitude."""
+    """The kernel with this name, length-scale and amplitude. In the sum, each part has a third of the
+    amplitude."""
     if name == "sum":
         first, second, third = (kernel_of(part, length, amplitude / 3) for part in KERNELS[:3])
         return first + second + third
@@ -74,7 +75,7 @@ def kernel_of(name: str, length: float, amplitude: float) -> Kernel:
 
 
 def fitted(data: Data, kernel: Kernel, n_inducing: int, device: str, seed: int) -> dict[str, Any]:
-    """Bound, and what the log says."""
+    """The bound of a fit, and entries of its log."""
     model = StructuredGPClassifier(
         kernel=kernel,
         prior=Prior(learn_kernel=False, data_weight=1.0),
@@ -95,7 +96,7 @@ def fitted(data: Data, kernel: Kernel, n_inducing: int, device: str, seed: int) 
 def compare(
     data: Data, name: str, ratio: float, amplitude: float, n_inducing: int, device: str
 ) -> dict[str, Any]:
-    """One row: CPU, device from several starts, and whether it is as it should be."""
+    """One row: the fit on the CPU, several fits on the device, and whether they fail."""
     tokens = torch.from_numpy(np.concatenate(data[0])[:500])
     length = ratio * float(torch.pdist(tokens).median())
 

@@ -1,4 +1,4 @@
-"""The paper's two settings on its folds, with its linear kernel of unit variance and unit transition scale.
+"""The paper's two settings on its folds, with a linear kernel of unit variance and unit transition scale.
 
     python -m experiments.presets --data DIR --task japanesene --inference paper-batch
     python -m experiments.presets --data DIR --task japanesene --inference paper-batch --gradient score

@@ -3,14 +3,14 @@
     python -m experiments profile --data DIR [--task T ...] [--fold K ...] [--method M ...] [--minutes N]
         [--quick]
 
-The paper's figure is of gp-var-s on its larger experiment, here the task basenp-500; the others are the
-folds of its table. Each fit is looked at as it goes: every step of ours, the paper's presets at times
-that grow by the root of 2 (gp-var-b where an iteration of its outer loop, 65 steps of L-BFGS, is done),
-and all when they end; the tuned CRF only has an end, its cross-validation counted. Time, and the limit
---minutes of a gp-var-* fit, is that of one processor from the call of fit on, without the looks (gp-var-b
-is stopped by the clock on the wall, since it must be within an iteration). Cells are kept in
-experiments/results/profile.jsonl as those of table1 are; --quick is one fold of each small task with the
-short schedules of table1 --quick, in a file of its own.
+The paper's figure shows gp-var-s on its larger experiment, here the task basenp-500; the other tasks are
+the folds of its table. Each fit is scored as it goes: ours after every step, the paper's presets at times
+that grow by a factor of the root of 2 (gp-var-b when an iteration of its outer loop, 65 steps of L-BFGS, is
+done), and all fits when they end. The tuned CRF is only scored at its end, and its time includes
+cross-validation. Time, and the limit --minutes of a gp-var-* fit, is processor time from the call of fit
+on, without the scoring (gp-var-b is stopped by wall-clock time, since it has to stop within an iteration).
+Cells are kept in experiments/results/profile.jsonl, as those of table1 are; --quick does one fold of each
+small task with the short schedules of table1 --quick, and keeps it in a separate file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LARGE_TASK = "basenp-500"
 TASKS = (*data.TASKS, LARGE_TASK)
 PROFILED = ("ours", "crf", "gp-var-b", "gp-var-s", "gp-var-p")
 NEAR = 0.01
-"""Nats a token that count as having arrived."""
+"""A fit has arrived at a level of the NLL if it is within this many nats per token of it."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -71,10 +71,11 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 class Looks:
-    """What the model says of the test data as its fit goes on, by a clock that stands still meanwhile.
+    """Scores of the model on the test data as its fit goes on, with a clock that is stopped during scoring.
 
-    every_step : look at each; otherwise when the next power of the root of 2 is reached. limit : seconds
-    after which the fit is stopped. found : seconds, error in % and NLL of each look.
+    every_step : look after every step; otherwise whenever the next power of the root of 2, in seconds, is
+    reached. limit : seconds after which the fit is stopped. found : seconds, error in % and NLL of each
+    look.
     """
 
     def __init__(self, fold: Fold, every_step: bool, limit: float) -> None:
@@ -87,7 +88,8 @@ class Looks:
         return time.process_time() - self._began
 
     def step(self, model: StructuredGPClassifier, info: StepInfo) -> bool:
-        """For the callback: whether time is up. The last step is left for the end of the fit."""
+        """To be called in the callback; returns whether time is up. The last step is not looked at here,
+        but at the end of the fit."""
         now = self.seconds()
         over = now >= self.limit
         due = now >= 2 ** (self._reached / 2)
@@ -112,7 +114,7 @@ def run_cell(cell: Cell) -> Row:
 
 
 def profile(fold: Fold, method: str, setting: Setting) -> Row:
-    """What a cell says beside its key. error, nll and seconds are those of the last look."""
+    """The fields of a cell's row beside its key. error, nll and seconds are those of the last look."""
     limited = method in TIME_LIMITED and not setting.quick
     looks = Looks(fold, method == "ours", 60 * setting.minutes if limited else math.inf)
     if method in GP_MODELS:
@@ -140,7 +142,7 @@ def profile(fold: Fold, method: str, setting: Setting) -> Row:
 
 
 def arrival(row: Row, level: float) -> float | None:
-    """Seconds of the first look from which on no NLL is more than ``NEAR`` above the level."""
+    """Seconds at the first look from which on the NLL is never more than ``NEAR`` above the level."""
     since = None
     for seconds, _, nll in row["looks"]:
         near = nll <= level + NEAR
@@ -149,7 +151,7 @@ def arrival(row: Row, level: float) -> float | None:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The same text for the same cells, in whatever order they were done."""
+    """The table as Markdown; the same for the same cells, in whatever order they were done."""
     lines = [
         "Means over folds, at the end of the fit. Arrived: the time after which the NLL stays within",
         f"{NEAR} of that end, and within as much of the end of ours on the same fold; in brackets, on how",
@@ -187,7 +189,7 @@ def _mean(found: Sequence[float | None]) -> str:
 
 
 def plots(rows: Sequence[Row]) -> dict[str, str]:
-    """A figure of each task that has cells: NLL and error, a line for each fold."""
+    """A figure for each task that has cells: NLL and error, with a line for each fold."""
     return {
         task: _plot(task, [row for row in rows if row["task"] == task])
         for task in TASKS
@@ -198,7 +200,7 @@ def plots(rows: Sequence[Row]) -> dict[str, str]:
 def _plot(task: str, rows: Sequence[Row]) -> str:
     there = [row for method in PROFILED for row in cells_of(rows, method, task)]
     nll = [Curve(row["method"], [(t, v) for t, _, v in row["looks"]]) for row in there]
-    # No error at all has no place on this axis.
+    # An error of 0 has no place on a logarithmic axis.
     error = [Curve(row["method"], [(t, max(v, 0.01)) for t, v, _ in row["looks"]]) for row in there]
     name, paper = "gp-var-s", papers_errors().get(task)
     level = large.PAPER[name] if paper is None else paper[name][0]

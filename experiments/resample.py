@@ -1,12 +1,13 @@
-"""The paper's tasks on other splits: as many training sequences as its folds have, all others to test on.
+"""The paper's tasks on other splits: as many training sequences as in its folds, and all others for
+testing.
 
     python -m experiments resample --data DIR [--task T ...] [--split K ...] [--method M ...] [--quick]
 
-A fold's test half is small: 50 sequences and some 1,200 tokens on two of the tasks, so that a method that
-is better may well come out worse. Here basenp and chunking are tested on 15,000 tokens or more a split, and
-methods are compared split by split. Cells are kept in experiments/results/resample.jsonl as those of
-table1 are. 'gp-var, optimum' is the model of the paper's presets where its bound is best, as in optimum.
---quick is two splits of crf and ours.
+A fold's test half is small: 50 sequences and some 1,200 tokens on two of the tasks, so that a better method
+may well come out worse. Here basenp and chunking are tested on 15,000 tokens or more per split, and methods
+are compared split by split. Cells are kept in experiments/results/resample.jsonl, as those of table1 are.
+'gp-var, optimum' is the model of the paper's presets at the optimum of its bound, as in optimum. --quick
+does two splits of crf and ours.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def load(task: str, data: str | None, split: int) -> Fold:
-    """The split of that number."""
+    """The split with this number."""
     suite = encoded_suite(task, data)
     n = len(suite.folds[0][0])
     order = np.random.default_rng([SEED, split]).permutation(len(suite.X)).tolist()
@@ -94,7 +95,7 @@ def run_cell(cell: Cell) -> Row:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Means over splits, and what each method has more than ours on the same splits."""
+    """Means over splits, and the difference of each method from ours on the same splits."""
     lines = [
         "Means over splits; in brackets what a method has more than ours on the same ones, and the",
         "standard deviation of that over splits.",
@@ -116,7 +117,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def cells_of(rows: Sequence[Row], method: str, task: str) -> dict[int, Row]:
-    """By split."""
+    """The rows of one method and task, by split."""
     return {r["split"]: r for r in rows if (r["method"], r["task"]) == (method, task)}
 
 

@@ -1,26 +1,26 @@
-"""Is the posterior's spread right? Long-run sampling of the same model as a reference.
+"""Whether the spread of the posterior is right, compared with long-run sampling of the same model.
 
     python -m experiments.sampling [--data DIR] [--task TASK ...] [--seeds N ...] [--iterations N]
 
-The default classifier is fitted, and the scales that it has learned are held. Hamiltonian Monte Carlo then
-samples what the fit approximates by q: the whitened weights (or, for dense features, function values at
-all distinct training tokens) and transition scores, under their prior and the exact likelihood. It moves in
-the coordinates that q makes round, in eight chains that start at draws of q. Test figures stand side by
-side for the average over samples, the average over draws of q, and the plug-in mean of q: NLL per token,
-mean confidence minus accuracy (gap), calibration error (ECE), error. R-hat compares halves of the chains: 1
-where they agree; beyond 1.1 the chains have not mixed, and the row says nothing. Rows go to
-results/sampling.jsonl.
+The default classifier is fitted, and the scales that it has learned are kept fixed. Hamiltonian Monte Carlo
+then samples the posterior that the fit approximates by q: that of the whitened weights (or, for dense
+features, of function values at all distinct training tokens) and of the transition scores, under their
+prior and the exact likelihood. It moves in coordinates in which q is standard normal, in eight chains that
+start at draws of q. Test figures are printed for the average over samples, the average over draws of q, and
+the plug-in mean of q: NLL per token, mean confidence minus accuracy (gap), calibration error (ECE), error.
+R-hat compares halves of the chains: it is 1 if they agree; above 1.1 the chains have not mixed, and the row
+is of no use. Rows go to results/sampling.jsonl.
 
-What it shows (seed 0, 300 iterations, largest R-hat 1.06, 1.08 and 1.01; NLL and gap):
+Results (seed 0, 300 iterations, largest R-hat 1.06, 1.08 and 1.01; NLL and gap):
 
     task               samples        draws of q     mean of q
     titles, 20         .946, -.147    .929, -.130    .981, +.085
     chunking, 10       .555, -.086    .533, -.085    .608, +.089
     digit strings, 60  .210, -.142    .202, -.134    .064, -.015
 
-Samples are as timid as draws of q, for words and for dense features alike. So the family of q is not at
-fault, and a better approximation of the same posterior would not help: the scales that the bound has
-learned are what makes predictions timid.
+Samples are as underconfident as draws of q, for words and for dense features alike. So the cause is not the
+family of q, and a better approximation of the same posterior would not help: it is the scales learned with
+the bound that make predictions underconfident.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from structgp.answers.ask import Model, Question
 from structgp.inference import Problem
 
 TASKS = {"titles": 20, "chunking": 10, "digits": 60}
-"""With the number of training sequences."""
+"""Tasks with their number of training sequences."""
 
 N_TEST = 100
 CHAINS = 8
 LEAPS = (6, 14)
-"""Fewest and most steps of a trajectory."""
+"""Smallest and largest number of steps in a trajectory."""
 
 ACCEPTED = 0.8
-"""Share of proposals to accept, to which the step size is adapted during burn-in."""
+"""Target share of accepted proposals, to which the step size is adapted during burn-in."""
 
 PER_CHAIN = 16
-"""Samples of each chain that predictions average over."""
+"""Number of samples from each chain that predictions average over."""
 
 
 class Target:
-    """Log joint density of z, where v = m + C z are the whitened values of all blocks, m and C C^T the mean
-    and covariance of q: what is sampled, (S, P) for S chains."""
+    """The target of sampling: the log joint density of z, (S, P) for S chains, where v = m + C z are the
+    whitened values of all blocks, and m and C C^T are the mean and covariance of q."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.blocks = problem, problem.posterior.blocks
@@ -106,8 +106,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Chains:
-    """kept : (S, K, P) states behind the burn-in; likelihood : (S, K) of the data there; accepted : share
-    of proposals; step : the step size that burn-in ended with."""
+    """The result of sampling. kept : (S, K, P) states after burn-in. likelihood : (S, K) log-likelihood of
+    the data at these states. accepted : share of accepted proposals. step : the step size after burn-in."""
 
     kept: Tensor
     likelihood: Tensor
@@ -116,8 +116,8 @@ class Chains:
 
 
 def hamiltonian(target: Any, start: Tensor, n_iterations: int, generator: torch.Generator) -> Chains:
-    """Hamiltonian Monte Carlo from ``start`` (S, P), of which the first third is burn-in. All chains have
-    the same step size and length of trajectory in an iteration."""
+    """Hamiltonian Monte Carlo from ``start`` (S, P); the first third of the iterations is burn-in. In each
+    iteration, all chains have the same step size and length of trajectory."""
     z, step, kept, likelihoods, rates = start.clone(), 0.2, [], [], []
     value, slope, likelihood = target(z)
     burn_in = n_iterations // 3
@@ -146,8 +146,8 @@ def hamiltonian(target: Any, start: Tensor, n_iterations: int, generator: torch.
 
 
 def sampled_marginals(model: Model, target: Target, chains: Chains, X: list[Any]) -> list[np.ndarray]:
-    """(T, V) of each sequence, averaged over samples. What samples leave open, such as weights of features
-    never seen, is drawn for each of them as it is for draws of q."""
+    """(T, V) probabilities for each sequence, averaged over samples. Values that a sample does not
+    determine, such as weights of unseen features, are drawn for each sample as they are for draws of q."""
     thin = max(1, chains.kept.shape[1] // PER_CHAIN)
     states = chains.kept[:, thin - 1 :: thin].flatten(0, 1)
     posterior, before = model.posterior, model.posterior.snapshot()
@@ -188,7 +188,7 @@ def figures(marginals: list[np.ndarray], y: list[list[str]], classes: Sequence[s
 
 
 def load(task: str, data: str | None, seed: int) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """X, y, X_test, y_test of one random training set; test labels all occur in training."""
+    """X, y, X_test, y_test of one random split, in which all test labels occur in training."""
     size = TASKS[task]
     if task == "digits":
         fold = digit_strings(seed)
@@ -201,9 +201,9 @@ def load(task: str, data: str | None, seed: int) -> tuple[list[Any], list[Any], 
 
 
 def compare(X: Any, y: Any, X_test: Any, y_test: Any, n_iterations: int, seed: int = 0) -> dict[str, Any]:
-    """Figures of samples, draws and mean, and how well the chains have mixed."""
+    """Scores with samples, draws and mean, and how well the chains have mixed."""
     is_dense = isinstance(X[0], np.ndarray)
-    # All distinct tokens as inducing inputs leave nothing open.
+    # With all distinct tokens as inducing inputs, the training scores are fully determined.
     full = {"posterior": Inducing(n_inducing=sum(map(len, X)))} if is_dense else {}
     fitted = StructuredGPClassifier(random_state=seed, **full).fit(X, y)
     model, classes = fitted.model_, list(fitted.model_.labels.classes)

@@ -1,10 +1,10 @@
-"""Do scores of segment lengths help where lengths matter, and do they harm where they do not?
+"""Whether scores of segment lengths help if lengths matter, and do no harm if they do not.
 
     python -m experiments.segment_lengths [--task durations recipes] [--seeds N ...]
 
-'durations' are generated: runs of three labels whose length is 2, 5 or 8, give or take one, seen through
-noise. 'recipes' are the spans of the embedded corpus. Default fits of ``chain()`` and ``segments()``; NLL
-is in nats per token and per sequence, seconds are of the processor.
+'durations' are generated: runs of three labels whose length is 2, 5 or 8, give or take one, observed with
+noise. 'recipes' are the spans of the embedded corpus. The fits are the default ones of ``chain()`` and
+``segments()``; NLL is in nats per token and per sequence, and seconds are processor seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Data = tuple[list[Any], list[Any], list[Any], list[Any]]
 
 
 def durations(seed: int, n: int = 150) -> Data:
-    """n sequences to train on and as many to test on."""
+    """n training sequences and as many test sequences."""
     rng = np.random.default_rng(seed)
     X, y = [], []
     for _ in range(2 * n):

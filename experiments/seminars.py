@@ -3,12 +3,12 @@
     python -m experiments.seminars --data DIR [--fold K ...] [--method NAME ...] [--within] [--seed N]
 
 DIR/structures/seminars.col has one token on each line (token, line number, label), and a blank line between
-documents. Five folds by document; all methods see the same features of tokens. ``--within`` splits the
-training documents of each fold once more, and scores on the part left out: what is chosen is chosen there.
-Figures are F1 of spans that are right in all respects, by field, over all folds together, and F1 of tokens.
-'missed' counts tokens of a field that are missed, per fold, 'reachable' those of them whose word is found
-in the same field elsewhere in the document: all that links of equal words could mend. 'ceiling' is F1 of
-spans if all of these were put right. Rows go to results/seminars.jsonl.
+documents. There are five folds by document; all methods see the same features of tokens. ``--within``
+splits the training documents of each fold once more, and scores on the held-out part: all choices are made
+there. Figures are F1 of spans that are right in all respects, by field, over all folds together, and F1 of
+tokens. 'missed' counts tokens of a field that are missed, per fold; 'reachable' counts those whose word is
+found in the same field elsewhere in the document, which is all that links between equal words could
+correct. 'ceiling' is F1 of spans if all of these were corrected. Rows go to results/seminars.jsonl.
 """
 
 from __future__ import annotations
@@ -33,44 +33,46 @@ from structgp.evaluation.crf import LinearCRF
 FIELDS = ("speaker", "location", "stime", "etime")
 N_FOLDS, SEED = 5, 0
 WINDOW, NEAR = 4, 2
-"""Words around a token that are features of it, and how near those are whose shapes are."""
+"""Features of a token include the words up to WINDOW places from it, and the shapes of those up to NEAR
+places from it."""
 
 FEW = 3
-"""Documents that a word may be in and still be rare, its own among them if that is a training document."""
+"""Largest number of training documents in which a rare word occurs, including its own document."""
 
 CAPITALISED, NAMED = ("Xx", "XxXx"), ("Xx", "XxXx", "XX")
 """Shapes of words in names, and of words that are linked, which may repeat a name in capitals."""
 
 MOST_MENTIONS = 5
-"""Of a name whose mentions are linked. In the TRAINING documents of fold 0, names with more are mostly of
-people in long stories, such as 'Professor Brett', and what little speaks for each mention adds up to a
-speaker."""
+"""Largest number of mentions of a name whose mentions are linked. In the TRAINING documents of fold 0,
+names with more mentions are mostly those of people in long stories, such as 'Professor Brett'; the weak
+evidence at each mention would add up to a speaker."""
 
 MOST_NAMES = 12
-"""Of a document, from its beginning, that are linked with the one that is announced: what sums over
-labellings cost grows with their number."""
+"""Largest number of names, from the beginning of a document, that are linked with the announced name: the
+cost of sums over labellings grows with their number."""
 
 AMONG = ("the only name", "two names", "three names", "more names")
-"""Links between different names, by how many the document has. Four documents in five have a speaker, so a
-name for which little speaks is often one all the same if there are few others. The only name is linked with
-the first token, which is never a speaker: its table is a score of being the only name. A third of the
-TRAINING documents of fold 0 at a time was predicted by fits to the others: F1 of speakers was 72.2 without
-links, 74.1 with one table for all numbers of names, 74.7 with one each for two, three and more, and 75.6
-with the only name's too."""
+"""Kinds of links between different names, by the number of names in the document. Four documents in five
+have a speaker, so that a name with weak evidence is often the speaker if there are few others. An only name
+is linked with the first token, which is never a speaker, so that its table is a score of being the only
+name. In three-fold cross-validation within the TRAINING documents of fold 0, F1 of speakers was 72.2
+without links, 74.1 with one table for all numbers of names, 74.7 with a table each for two, three and more,
+and 75.6 with one for the only name too."""
 
 ELSEWHERE, OTHERS_ELSEWHERE = 0, 2
-"""Other training documents that a linked word may be in: for links between mentions of a name, and for
-those between different names. Of links between mentions in the TRAINING documents of fold 0 that touch a
-speaker, a fifth lead to no speaker if no other document has the word, two fifths if one or two have it."""
+"""Largest number of other training documents in which a linked word occurs: for links between mentions of a
+name, and for links between different names. Of the links between mentions in the TRAINING documents of fold
+0 that touch a speaker, a fifth lead to a token that is no speaker if the word occurs in no other document,
+and two fifths if it occurs in one or two others."""
 
 ANNOUNCES, POSTED = ("who", "speaker"), "postedby"
-"""First words of lines that say who speaks, and of those that say who has sent the announcement. In the
-TRAINING documents of fold 0, of 42 links between mentions that would touch the latter none joins two
+"""First words of lines that name the speaker, and of lines that name the sender of the announcement. In the
+TRAINING documents of fold 0, none of the 42 links between mentions that would touch the latter joins two
 mentions of a speaker."""
 
 C2_GRID = (0.03, 0.1, 0.3, 1.0, 3.0)
-"""Regularisers of CRFsuite, of which two-fold cross-validation within the training documents chooses. Seven
-of them in five folds take half an hour."""
+"""Regularisers of CRFsuite, from which two-fold cross-validation within the training documents chooses.
+Seven of them with five folds would take half an hour."""
 
 _SHAPES = (
     ("Xx", r"[A-Z][a-z]+"),
@@ -84,7 +86,7 @@ _SHAPES = (
     ("000", r"\d{3,}"),
     ("a0", r"[A-Za-z0-9]+"),
 )
-_EDGE = "-"  # beyond the end of a document
+_EDGE = "-"  # stands for tokens beyond the ends of a document
 
 
 def shape(word: str) -> str:
@@ -93,10 +95,10 @@ def shape(word: str) -> str:
 
 
 def features(words: Sequence[str], lines: Sequence[str]) -> list[dict[str, str]]:
-    """What all methods see of the tokens of one document: the word, its beginning, end and shape, words and
-    shapes around it, and where in its line it stands."""
+    """The features of the tokens of one document, for all methods: the word, its prefix, suffix and shape,
+    the words and shapes around it, and its position in its line."""
     T, lower, shapes = len(words), [w.lower() for w in words], [shape(w) for w in words]
-    first: list[int] = []  # of the line that a token is in
+    first: list[int] = []  # first token of the line that each token is in
     for t in range(T):
         first.append(first[-1] if t and lines[t] == lines[t - 1] else t)
     openings = sorted(set(first))
@@ -133,19 +135,19 @@ def features(words: Sequence[str], lines: Sequence[str]) -> list[dict[str, str]]
 
 
 def rare(X: Sequence[Sequence[dict[str, str]]]) -> Callable[[str], bool]:
-    """Whether a word is in at most ``FEW`` of these documents."""
+    """A function that tells whether a word is in at most ``FEW`` of these documents."""
     count = Counter(word for x in X for word in {token["word"] for token in x})
     return lambda word: count[word] <= FEW
 
 
 def ends_a_name(token: dict[str, str]) -> bool:
-    """Whether no capitalised word follows on the line."""
+    """True if no capitalised word follows on the same line."""
     return token["shape+1"] not in CAPITALISED or token["place from end"] == "0"
 
 
 def marked(X: Sequence[Sequence[dict[str, str]]], is_rare: Callable[[str], bool]) -> list[Any]:
-    """Documents with one more feature, 'kind': the shape of rare words that no capitalised one follows
-    on their line, '' of others."""
+    """The documents with an additional feature, 'kind': the shape of rare words that are not followed by a
+    capitalised word on their line, and '' for others."""
 
     def kind(token: dict[str, str]) -> str:
         return token["shape"] if ends_a_name(token) and is_rare(token["word"]) else ""
@@ -154,14 +156,14 @@ def marked(X: Sequence[Sequence[dict[str, str]]], is_rare: Callable[[str], bool]
 
 
 def in_name(token: dict[str, str]) -> bool:
-    """Whether a capitalised word, an initial or a full stop comes before, on the line."""
+    """True if a capitalised word, an initial or a full stop precedes the token on its line."""
     return token["place"] != "0" and token["shape-1"] in (*NAMED, "X", ".")
 
 
 @dataclass(frozen=True)
 class Links:
-    """Links between names, which are told by their last words. count : in how many training documents a
-    word is, in small letters."""
+    """Links between names, which are identified by their last words. count : number of training documents
+    in which a word occurs, in lower case."""
 
     count: Counter[str]
 
@@ -171,13 +173,13 @@ class Links:
         return Links(Counter(word for x in X for word in {token["lower"] for token in x}))
 
     def names(self, x: Sequence[dict[str, str]], most: int, own: int) -> set[str]:
-        """Words that somewhere in the document end a name, and that at most this many training documents
-        have, beside ``own``: 1 if the document is one of them, else 0."""
+        """Words that end a name somewhere in the document, and occur in at most ``most`` other training
+        documents. own : 1 if the document itself is a training document, else 0."""
         found = {t["lower"] for t in x if t["shape"] in CAPITALISED and ends_a_name(t)}
         return {word for word in found if self.count[word] - own <= most}
 
     def mentions(self, x: Sequence[dict[str, str]], own: int = 0) -> list[tuple[int, int]]:
-        """Successive mentions of a name, in capitals or not, whatever follows them."""
+        """Pairs of successive mentions of a name, in capitals or not, whatever follows them."""
         names = self.names(x, ELSEWHERE, own)
         places: dict[str, list[int]] = {}
         for n, token in enumerate(x):
@@ -187,8 +189,9 @@ class Links:
         return sorted(pair for found in linked for pair in pairwise(found))
 
     def others(self, x: Sequence[dict[str, str]], own: int = 0) -> dict[str, list[tuple[int, int]]]:
-        """By their name in ``AMONG``, links of the announced name that is mentioned first, or else the
-        first name of all, with the first mention of each other one. Only mentions ``in_name`` count."""
+        """Links between different names, by their kind in ``AMONG``: from the first announced name, or else
+        from the first name of all, to the first mention of each other name. Only mentions that are
+        ``in_name`` count."""
         names, places = self.names(x, OTHERS_ELSEWHERE, own), {}
         for n, token in enumerate(x):
             is_last = token["shape"] in CAPITALISED and ends_a_name(token)
@@ -210,7 +213,7 @@ class Links:
 
 
 def load(data: str | None) -> tuple[list[list[dict[str, str]]], list[list[str]]]:
-    """All documents: features and labels of their tokens."""
+    """The features and the labels of the tokens of all documents."""
     file = data_folder(data) / "structures" / "seminars.col"
     rows, y = read_columns(file, encoding="utf-8", name=str(file)).split_labels()
     return [features([r[0] for r in doc], [r[1] for r in doc]) for doc in rows], y
@@ -223,7 +226,7 @@ def folds(n: int, seed: int = SEED) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def within(train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Training documents split once more."""
+    """Splits the training documents once more, into training and held-out documents."""
     return train[len(train) // 5 :], train[: len(train) // 5]
 
 
@@ -243,7 +246,7 @@ METHODS: dict[str, Callable[[], Any]] = {
 
 
 def compare(method: Any, X: list[Any], y: list[list[str]], train: Any, test: Any) -> dict[str, Any]:
-    """Right, guessed and true spans of every field, token NLL and times, of one fold."""
+    """Right, guessed and true spans of every field, token NLL and times, for one fold."""
     began, cpu = time.perf_counter(), time.process_time()
     X_train, X_test = [X[i] for i in train], [X[i] for i in test]
     is_rare, links = rare(X_train), Links.of(X_train)
@@ -284,7 +287,7 @@ def counts(y: Sequence[Sequence[str]], guessed: Sequence[Sequence[str]]) -> dict
 
 
 def fields(labels: Sequence[str]) -> list[str]:
-    """The field of each token, '' outside of all."""
+    """The field of each token, '' outside all fields."""
     return [label.partition("-")[2] for label in labels]
 
 
@@ -302,8 +305,8 @@ def token_counts(y: Sequence[Sequence[str]], guessed: Sequence[Sequence[str]]) -
 def missed(
     words: Sequence[Sequence[str]], y: Sequence[Sequence[str]], guessed: Sequence[Sequence[str]]
 ) -> tuple[dict[str, list[int]], list[list[str]]]:
-    """{field: [tokens that are missed, those of them whose word is found in the field elsewhere in the
-    document]}; and the labels with the latter put right."""
+    """{field: [number of missed tokens, number of those whose word is found in the field elsewhere in the
+    document]}; and the labels with the latter corrected."""
     found, mended = {name: [0, 0] for name in FIELDS}, []
     for x, truth, labels in zip(words, y, guessed, strict=True):
         rows = list(zip(x, fields(truth), fields(labels), strict=True))

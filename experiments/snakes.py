@@ -1,14 +1,14 @@
-"""Snakes: label every pixel of a picture as a part of a snake, from its head to its tail, or as background.
+"""Snakes: every pixel of a picture is labelled as a part of a snake, from head to tail, or as background.
 
     python -m experiments.snakes --data DIR [--rows ROW ...] [--held-out]
 
-``DIR/structures/snakes.npz``, or ``DIR/snakes.npz``, are the pictures of Decision Tree Fields (Nowozin and
-others, ICCV 2011): 200 to train on, 100 to test on. A pixel of a snake has one of four colours, which
-points to its neighbour towards the tail; its label is its place from the head on, so that evidence must
-travel along the whole snake. Pixels have the colours of their 3 x 3 neighbourhood as features. Rows: every
-pixel by itself; a grid with one table per direction; a grid whose tables depend on the features of both
-pixels. 'right' is the share of pixels, NLL and ECE are per pixel. With --held-out the last 50 training
-pictures stand in for the test pictures: what is chosen is chosen there.
+``DIR/structures/snakes.npz``, or ``DIR/snakes.npz``, holds the pictures of Decision Tree Fields (Nowozin
+and others, ICCV 2011): 200 for training, 100 for testing. A pixel of a snake has one of four colours, which
+points to its neighbour towards the tail; its label is its place counted from the head, so that evidence
+must travel along the whole snake. The features of a pixel are the colours of its 3 x 3 neighbourhood. The
+rows are: every pixel by itself; a grid with one table per direction; a grid whose tables depend on the
+features of both pixels. 'right' is the share of correct pixels; NLL and ECE are per pixel. With --held-out,
+the last 50 training pictures replace the test pictures: all choices are made there.
 
 Aims: .85 with directions only (published, by a structured SVM: .829 to .847), .99 with features on edges
 (.998, after 5 to 20 minutes; decision tree fields .994), ECE at most .02, each fit within 3 minutes on two
@@ -61,7 +61,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def compare(fold: Fold, structure: Spec, **given: Any) -> dict[str, Any]:
-    """One structure fitted to the training pictures and judged on the others."""
+    """Fits one structure to the training pictures, and scores it on the others."""
     model = StructuredGPClassifier(structure=structure, **given)
     is_grid = structure.form == "grid"
     X, y, X_test, y_test = (
@@ -85,7 +85,8 @@ def compare(fold: Fold, structure: Spec, **given: Any) -> dict[str, Any]:
 
 
 def load_snakes(data: str | None, held_out: bool = False) -> Fold:
-    """Pictures as rows of pixels: a dict of features each, and labels '0' (background) to '10' (tail)."""
+    """Pictures as rows of pixels: a dict of features per pixel, and labels '0' (background) to '10'
+    (tail)."""
     folder = data_folder(data)
     paths = [folder / "structures" / "snakes.npz", folder / "snakes.npz"]
     path = next((p for p in paths if p.is_file()), None)
@@ -110,7 +111,8 @@ def _pictures(path: Path, part: str) -> tuple[list[Any], list[Any]]:
 
 
 def pixels(colours: np.ndarray) -> list[list[dict[str, str]]]:
-    """The colours (H, W) of the 3 x 3 neighbourhood of each pixel, by their (row, column) from it."""
+    """The colours in the 3 x 3 neighbourhood of each pixel, named by row and column relative to it. colours
+    : (H, W)."""
     H, W = colours.shape
     wide = np.full((H + 2, W + 2), OUTSIDE, dtype=object)
     wide[1:-1, 1:-1] = colours.astype(str)

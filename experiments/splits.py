@@ -1,5 +1,4 @@
-"""Random splits of the tasks that decisions are measured on: raw columns, and as many training sequences as
-the paper's folds have."""
+"""Random splits of the tasks, with raw columns and as many training sequences as in the paper's folds."""
 
 from __future__ import annotations
 
@@ -9,14 +8,15 @@ from experiments.data import Fold
 from experiments.few import load
 
 SIZES = {"basenp": 150, "chunking": 50, "japanesene": 50, "recipes": 200, "titles": 80, "segmentation": 20}
-"""Training sequences of each task."""
+"""Number of training sequences of each task."""
 
 FOUR = ("basenp", "chunking", "japanesene", "recipes")
 SEED = 17
 
 
 def split_of(task: str, data: str | None, number: int, most_test: int | None = None) -> Fold:
-    """The split of that number; most_test : test sequences at most, all that are left by default."""
+    """The split with this number. most_test : largest number of test sequences; None for all that are
+    left."""
     X, y = load(task, data)
     there = [i for i, labels in enumerate(y) if labels]
     order = np.random.default_rng([SEED, number]).permutation(there).tolist()

@@ -1,13 +1,13 @@
-"""The bound is reached from any start, and contrasts of labels reach a higher one than labels do.
+"""Checks that fits reach the same bound from any start, and that contrasts reach no lower one than labels.
 
     python -m experiments.starts --data DIR [--task TASK ...] [--fold K ...]
 
-The second-order fit, with nothing learned of the prior, from five random means: each whitened value is
-normal with standard deviation 0.5, once for the weights of the features and once for at most 500 inducing
-inputs, for functions that are contrasts of labels and for one function per label. All starts are fitted on
-one set of 64 draws, so that only the start differs, until a round changes the bound by less than 0.002.
-Bounds are on the same 512 fresh draws, in nats per sequence. Aims: from the lowest to the highest at most
-0.1; contrasts not below labels.
+The second-order fit, which learns nothing about the prior, starts from five random means: each whitened
+value is normal with standard deviation 0.5. This is done with weights of the features and with at most 500
+inducing inputs, for functions that are contrasts of labels and for one function per label. All starts are
+fitted on one set of 64 draws, so that only the start differs, until a round changes the bound by less than
+0.002. Bounds are computed on the same 512 fresh draws, in nats per sequence. Aims: at most 0.1 between the
+lowest and the highest bound; contrasts not below labels.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def compare(task: str, k: int, data: str | None) -> dict[str, Any]:
-    """The bounds of all starts, their spread, and what contrasts add, for both families of posteriors."""
+    """The bounds from all starts, their spread, and what contrasts add, for both families of posteriors."""
     fold = load_fold(task, data, k)
     encoder, labels = FeatureEncoder().fit(fold.X), LabelEncoder().fit(fold.y)
     rows, y = encoder.transform(fold.X), labels.transform(fold.y)
@@ -77,7 +77,7 @@ def compare(task: str, k: int, data: str | None) -> dict[str, Any]:
 def _start(
     family: str, kernel: Any, inducing: Tensor, V: int, basis: Tensor | None, seed: int
 ) -> Posterior:
-    """A posterior with means at random, and the prior's covariances."""
+    """A posterior with random means and the covariances of the prior."""
     if family == "weights":
         node: Any = Weights(kernel, (V,), basis)
     else:

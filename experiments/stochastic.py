@@ -1,13 +1,14 @@
-"""SAGA against SGD: the variance of a step's direction over the data, memory, and time of a step.
+"""SAGA against SGD: the variance of a step's direction over the data, memory, and time per step.
 
     python -m experiments.stochastic --data DIR [--task TASK ...]
 
-After so many passes of SAGA from the prior, with the posterior and the store held: the direction that each
-sequence would give, with SAGA and with plain SGD, both from one estimate on that sequence (equal cost).
-Variance is the mean squared distance from the mean direction, of the means' part. With the paper's 4,000
-draws and control variate it is made of the scatter over sequences, which SAGA takes away, and of the noise
-of the draws, which it doubles; with 32 pathwise draws that is smaller. Also the seconds a step takes under
-the chain and under its piecewise pseudo-likelihood, with the paper's draws.
+After a number of passes of SAGA from the prior, the posterior and the stored gradients are kept fixed, and
+the direction that each sequence would give is computed with SAGA and with plain SGD, both from one estimate
+on that sequence (equal cost). Variance is the mean squared distance from the mean direction, for the part
+that concerns the means. With the paper's 4,000 draws and control variate, it consists of the scatter over
+sequences, which SAGA removes, and of the noise of the draws, which SAGA doubles; with 32 pathwise draws the
+noise is smaller. The time of a step is measured with the chain and with its piecewise pseudo-likelihood,
+with the paper's draws.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def variances(
 
 
 def step_times(task: str, data: str | None) -> dict[str, object]:
-    """Seconds per SAGA step, in turns, so that a noisy machine disturbs both alike."""
+    """Seconds per SAGA step; the structures take turns, so that a noisy machine disturbs both alike."""
     optimizer = Saga()
     runs = {}
     for name, structure in (("chain", Chain()), ("piecewise", Piecewise())):
@@ -101,9 +102,9 @@ def step_times(task: str, data: str | None) -> dict[str, object]:
 
 
 def _likelihood_seconds(problem: Problem, i: int) -> float:
-    """Of the values of batch i at the paper's draws, the draws being there."""
+    """Seconds for the likelihood values of batch i at the paper's number of draws, without the drawing."""
     batch, V = problem.batches[i], problem.posterior.node.n_scores
-    S = problem.estimator.n_draws // 10  # as many at a time as the estimator takes
+    S = problem.estimator.n_draws // 10  # as many at a time as in the estimator
     f = torch.randn(S, *batch.mask.shape, V)
     g = torch.randn(S, V, V)
     began = time.perf_counter()
@@ -113,7 +114,7 @@ def _likelihood_seconds(problem: Problem, i: int) -> float:
 
 
 def build(task: str, data: str | None, structure: Structure) -> Problem:
-    """Fold 0 as the stochastic preset has it, at the prior."""
+    """The problem of fold 0 with the settings of the stochastic preset, at the prior."""
     preset = PRESETS["paper-stochastic"]
     fold = load_fold(task, data, 0)
     encoder, labels = FeatureEncoder().fit(fold.X), LabelEncoder().fit(fold.y)

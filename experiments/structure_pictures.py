@@ -2,7 +2,7 @@
 
     python -m experiments.structure_pictures [--out docs/figures]
 
-A circle is a label, a line joins labels that have scores together; a dashed line is a template beside the
+A circle is a label; a line joins labels that have a joint score; a dashed line is a template beside the
 chain.
 """
 
@@ -31,8 +31,9 @@ def draw(
     boxes: Iterable[tuple[int, int]] = (),
     words: Sequence[str] = (),
 ) -> str:
-    """An SVG of nodes at grid points. lines, more : joined directly, the second in another colour; arcs :
-    joined above the nodes; boxes : around all nodes from one to another; words : below the first nodes."""
+    """An SVG of nodes at grid points. lines, more : pairs that are joined directly, the second in another
+    colour. arcs : pairs that are joined above the nodes. boxes : first and last node of each box. words :
+    texts below the first nodes."""
     at = [(EDGE + STEP * x, EDGE + STEP * y) for x, y in nodes]
     drop = 26 if arcs else 0
     at = [(x, y + drop) for x, y in at]
@@ -77,7 +78,7 @@ def pixels(height: int, width: int) -> tuple[list[Point], list[Link], list[Link]
 
 
 def pictures() -> dict[str, str]:
-    """Name -> SVG."""
+    """The pictures: maps the name of each to its SVG."""
     nodes, straight, across = pixels(3, 4)
     tree = [(2.0, 0.0), (1.0, 1.0), (3.0, 1.0), (0.5, 2.0), (1.5, 2.0), (3.0, 2.0)]
     graph = [(0.0, 0.6), (1.2, 0.0), (1.2, 1.4), (2.6, 0.2), (2.6, 1.3), (3.8, 0.7)]

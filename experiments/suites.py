@@ -1,6 +1,6 @@
 """The data of the paper's experiments, from a folder.
 
-They are other people's data and do not come with the package. The folder holds::
+The data belong to others and do not come with the package. The folder holds::
 
     encoded/TASK.npz                       sparse binary features and the paper's five folds
     columns/TASK.data, columns/TASK.template   the same sequences as raw columns, CRF++ template
@@ -83,7 +83,7 @@ class ColumnsSuite:
 
 
 def data_folder(path: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of the paper's suites: ``path``, else what STRUCTGP_DATA says."""
+    """The folder of the paper's suites: ``path``, or else the value of STRUCTGP_DATA."""
     given = os.environ.get(DATA_VARIABLE, "") if path is None else os.fspath(path)
     if not given:
         raise InputError(
@@ -107,7 +107,7 @@ def encoded_suite(task: str, path: str | os.PathLike[str] | None = None) -> Enco
     arrays = _read_arrays(file)
     indptr, indices, offsets = arrays["indptr"], arrays["indices"], arrays["seq_offsets"]
     n_columns = int(indices.max()) + 1 if len(indices) else 0
-    # 32-bit indices, because scikit-learn refuses longer ones in places.
+    # 32-bit indices, because parts of scikit-learn refuse longer ones.
     index = (indices.astype(np.int32), indptr.astype(np.int32))
     all_tokens = csr_array((np.ones(len(indices)), *index), shape=(len(indptr) - 1, n_columns))
     names = [str(label) for label in range(int(arrays["n_labels"]))]
@@ -157,7 +157,7 @@ def _folds(arrays: dict[str, NDArray[np.int64]]) -> list[Fold]:
 
 
 def _check_same_sequences(file: ColumnFile, lengths: Indices, npz_file: Path) -> None:
-    """Raise unless the columns have the sequences of the npz, by number and length."""
+    """Raises InputError unless the columns have as many sequences as the npz, of the same lengths."""
     remedy = "use columns and encoded files of one release"
     if len(file.sequences) != len(lengths):
         problem = f"{len(file.sequences)} sequences where {npz_file} has {len(lengths)}"
@@ -188,7 +188,7 @@ def _read_arrays(file: Path) -> dict[str, NDArray[np.int64]]:
 
 
 def _inconsistency(arrays: dict[str, NDArray[np.int64]]) -> str | None:
-    """What is wrong with the arrays, or None."""
+    """A description of what is wrong with the arrays, or None."""
     indptr, indices, offsets = arrays["indptr"], arrays["indices"], arrays["seq_offsets"]
     labels, raw, n_labels = arrays["labels"], arrays["labels_raw"], arrays["n_labels"]
     train, test = arrays["fold_train"], arrays["fold_test"]

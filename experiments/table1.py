@@ -4,11 +4,11 @@
 
 A cell is one method on one fold of one task. Finished cells are kept in experiments/results/table1.jsonl
 and skipped by the next run, so a run may be killed at any time; a cell that the time limit cut short is
-done again when --minutes is longer on the same --device. The paper's presets (gp-var-*) take hours to
-converge: each fit gets --minutes. --quick has one fold and short schedules, in a file of its own, in a few
-minutes.
+done again if --minutes is longer on the same --device. The paper's presets (gp-var-*) take hours to
+converge: each fit is given --minutes. --quick does one fold with short schedules, in a few minutes, and
+keeps its cells in a separate file.
 
-The table of all cells in the file is printed at the end and written beside it, as table1.md.
+The table of all cells in the file is printed at the end and written beside the file, as table1.md.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main(words: Sequence[str] | None = None) -> int:
     data_folder(options.data)
     folds = options.fold or ([0] if options.quick else list(range(5)))
     setting = Setting(options.quick, options.minutes, SEED, options.device)
-    # Fold by fold, so that a run cut short has something of every method and task.
+    # Fold by fold, so that an interrupted run has cells of every method and task.
     cells = [
         Cell(method, task, fold, options.data, setting)
         for fold in folds
@@ -84,14 +84,14 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def run_cell(cell: Cell) -> Row:
-    """Fits, predicts, scores. seconds : of the fit, its cross-validation included."""
+    """Fits, predicts and scores. 'seconds' is the time of the fit, including its cross-validation."""
     fold = load_fold(cell.task, cell.data, cell.fold)
     key = dict(zip(KEY, cell.key, strict=True))
     return key | score(fold, METHODS[cell.method], cell.setting, cell.method in TIME_LIMITED)
 
 
 def score(fold: Fold, method: Callable[[Fold, Setting], Fitted], setting: Setting, limited: bool) -> Row:
-    """What a cell says beside its key."""
+    """The fields of a cell's row beside its key."""
     began = time.perf_counter()
     fitted = method(fold, setting)
     seconds = time.perf_counter() - began
@@ -118,13 +118,13 @@ def score(fold: Fold, method: Callable[[Fold, Setting], Fitted], setting: Settin
 
 
 def papers_errors() -> dict[str, dict[str, list[float]]]:
-    """task -> method -> [mean, standard deviation]."""
+    """The paper's errors: task -> method -> [mean, standard deviation]."""
     return json.loads(EXPECTED.read_text(encoding="utf-8"))["error"]
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Error beside the paper's, and NLL and calibration error, means over folds: the same text for the same
-    cells, whenever and in whatever order they were done."""
+    """A table of errors beside the paper's, NLL and calibration error, as means over folds; the same text
+    for the same cells, whenever and in whatever order they were done."""
     expected = papers_errors()
     lines = [
         "Token error in %, mean (standard deviation over folds); the paper's; the difference in its",
@@ -154,7 +154,7 @@ def _line(task: str, method: str, rows: list[Row], paper: list[float] | None) ->
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """'4.75 (0.32)* [3]', as the head of the table explains."""
+    """A summary such as '4.75 (0.32)* [3]', which the head of the table explains."""
     error, spread = mean_and_spread(rows)
     mark = "*" if any(row["hit_limit"] for row in rows) else ""
     count = f" [{len(rows)}]" if len(rows) < 5 else ""
@@ -162,13 +162,13 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def mean_and_spread(rows: Sequence[Row]) -> tuple[float, float]:
-    """Of the errors; the standard deviation of one is 0."""
+    """Mean and standard deviation of the errors; the latter is 0 for a single row."""
     errors = [row["error"] for row in rows]
     return statistics.mean(errors), statistics.stdev(errors) if len(errors) > 1 else 0.0
 
 
 def times(rows: Sequence[Row]) -> str:
-    """Mean seconds of a fit."""
+    """A table of the mean seconds per fit."""
     lines = ["Seconds per fit:", "", f"| task | {' | '.join(METHODS)} |", "|---" * (len(METHODS) + 1) + "|"]
     for task in TASKS:
         found = [[row["seconds"] for row in cells_of(rows, method, task)] for method in METHODS]
@@ -178,7 +178,7 @@ def times(rows: Sequence[Row]) -> str:
 
 
 def plot(rows: Sequence[Row]) -> str:
-    """A panel of each task: here, and hollow the paper's."""
+    """A panel for each task: the errors found here, and the paper's as hollow dots."""
     expected, panels = papers_errors(), []
     for task in TASKS:
         there = {method: cells_of(rows, method, task) for method in METHODS}
@@ -190,6 +190,6 @@ def plot(rows: Sequence[Row]) -> str:
 
 
 def cells_of(rows: Sequence[Row], method: str, task: str) -> list[Row]:
-    """By fold."""
+    """The rows of one method and task, sorted by fold."""
     found = [row for row in rows if (row["method"], row["task"]) == (method, task)]
     return sorted(found, key=lambda row: row["fold"])

@@ -1,7 +1,7 @@
-"""Generated product titles, with the features of tutorials on sklearn-crfsuite: strings, flags, a bias.
+"""Generated product titles, with features as in tutorials on sklearn-crfsuite: strings, flags, a bias.
 
-A title is a brand, a model number, the product, its colour, size and material, most of which may be absent
-or in another order, among words that belong to none of them. Labels are BIO.
+A title consists of a brand, a model number, the product, its colour, size and material, most of which may
+be absent or in another order, and of words that belong to none of these. Labels are BIO.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def product_titles(n: int, seed: int) -> tuple[list[list[dict[str, Any]]], list[
 
 
 def token_features(words: Sequence[str], t: int) -> dict[str, Any]:
-    """Of token t and its neighbours."""
+    """Features of token t and its neighbours."""
     found: dict[str, Any] = {"bias": 1.0, "word[-3:]": words[t][-3:], "word[-2:]": words[t][-2:]}
     for shift, name in ((0, ""), (-1, "-1:"), (1, "+1:")):
         if 0 <= t + shift < len(words):

@@ -1,11 +1,11 @@
-"""Parts of speech and chunks from words alone: both at once in two layers, against one after the other.
+"""Parts of speech and chunks from words alone: both at once in two layers, or one after the other.
 
     python -m experiments.two_layers --data DIR [--fold K ...] [--method NAME ...]
 
-The paper's five folds of the chunking columns, without their second column as a feature. 'words' finds
-chunks from the words alone; 'cascade' finds parts of speech first and gives them to the chunker as
-features, in training as predicted by models that have not seen the sentence; 'layers' is one model of both
-labels. Figures are of chunks. Rows go to results/two_layers.jsonl.
+The data are the paper's five folds of the chunking columns, without the second column (parts of speech) as
+a feature. 'words' finds chunks from the words alone; 'cascade' finds parts of speech first and gives them
+to the chunker as features, in training as predicted by models that have not seen the sentence; 'layers' is
+one model of both labels. Figures are those of chunks. Rows go to results/two_layers.jsonl.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from experiments.suites import columns_suite
 from structgp import StructuredGPClassifier, chain, layers, metrics
 
 N_PARTS = 5
-"""Parts of the training sentences whose parts of speech the others predict, for the cascade."""
+"""Number of folds of the training sentences for the cascade: the parts of speech of each are predicted by a
+model of the others."""
 
 _EDGE = "-"
 
@@ -33,14 +34,15 @@ Labels = list[list[str]]
 
 
 def shape(word: str) -> str:
-    """Letters and digits by kind, runs shortened: 'U.S.' is 'X.X.', '1,500' is '0,0'."""
+    """The word with each run of letters or digits replaced by its kind: 'U.S.' is 'X.X.', '1,500' is
+    '0,0'."""
     for pattern, mark in ((r"[A-Z]+", "X"), (r"[a-z]+", "x"), (r"\d+", "0")):
         word = re.sub(pattern, mark, word)
     return word
 
 
 def features(words: Sequence[str]) -> Tokens:
-    """What all methods see of the words of a sentence."""
+    """The features of the words of a sentence, for all methods."""
     lower = [_EDGE, _EDGE, *(w.lower() for w in words), _EDGE, _EDGE]
     shapes = [_EDGE, *map(shape, words), _EDGE]
     found = []
@@ -55,7 +57,7 @@ def features(words: Sequence[str]) -> Tokens:
 
 
 def with_tags(X: Sequence[Tokens], tags: Sequence[Sequence[str]]) -> list[Tokens]:
-    """Parts of speech around each token as features beside the others, two of them together too."""
+    """Adds features with the parts of speech around each token, singly and in pairs."""
     found = []
     for x, row in zip(X, tags, strict=True):
         padded = [_EDGE, _EDGE, *row, _EDGE, _EDGE]
@@ -84,14 +86,14 @@ class Words:
 
 
 def tagged_without(X: list[Tokens], tags: Labels, part: Sequence[int]) -> Labels:
-    """Parts of speech of some sentences by a model that has not seen them."""
+    """Parts of speech of the sentences ``part``, predicted by a model that has not seen them."""
     rest = [i for i in range(len(X)) if i not in set(part)]
     tagger = chunker().fit([X[i] for i in rest], [tags[i] for i in rest])
     return [list(row) for row in tagger.predict([X[i] for i in part])]
 
 
 class Cascade:
-    """Parts of speech first, then chunks with those as features. Taggers are fitted side by side."""
+    """Parts of speech first, then chunks with these as features. Taggers are fitted in parallel."""
 
     def fit(self, X: list[Tokens], tags: Labels, y: Labels) -> Cascade:
         order = np.random.default_rng(0).permutation(len(X))

@@ -1,10 +1,10 @@
-"""Does uncertainty find errors? The most uncertain tokens, and the error of the rest.
+"""Whether uncertainty finds errors: errors among the most uncertain tokens, and the error of the rest.
 
     python -m experiments.uncertainty --data DIR [--task TASK ...] [--fold K ...] [--columns]
 
-On each fold, beside the cross-validated linear CRF: the share of all errors that the 10 % most uncertain
-tokens hold, and the area under the risk-coverage curve (mean error of the most confident share of tokens,
-over all shares). Uncertainty is 1 - the probability of the predicted label.
+For each fold, and also for the cross-validated linear CRF: the share of all errors that are among the 10 %
+most uncertain tokens, and the area under the risk-coverage curve (mean error of the most confident share of
+tokens, over all shares). Uncertainty is 1 - the probability of the predicted label.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def compare(task: str, k: int, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _share(y: Sequence[Sequence[str]], marginals: Sequence[Sequence[dict[str, float]]]) -> float:
-    """Of all errors, how many are among the tokens with the least confidence."""
+    """Share of all errors that are among the tokens with the lowest confidence."""
     every = [p for sequence in marginals for p in sequence]
     best = [max(p, key=p.__getitem__) for p in every]
     confidence = np.array([p[label] for p, label in zip(every, best, strict=True)])

@@ -1,11 +1,11 @@
-"""How far each gradient estimator is from the truth, against evaluations of the likelihood.
+"""The error of each gradient estimator, for several numbers of evaluations of the likelihood.
 
     python -m experiments.variance --data DIR [--task TASK ...] [--write]
 
 On the sequence of median length of each task, under the posterior that the default fit of fold 0 finds
-(500 inducing inputs): root mean square error of the whitened slope (gradient in the means) and bend
-(gradient in the covariances), relative to their size. The truth is pathwise, from 400,000 draws.
-With ``--write`` the table goes into docs/estimators.md.
+(500 inducing inputs), it measures the root mean square error of the whitened slope (gradient in the means)
+and bend (gradient in the covariances), relative to their size. The reference is the pathwise estimate from
+400,000 draws. With ``--write``, the table goes into docs/estimators.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BEGIN, END = "<!-- variance table: begin -->", "<!-- variance table: end -->"
 VALUES_ONLY = (256, 1024, 4096)
 WITH_GRADIENT = (8, 40, 128)
 EARLIER = 8
-"""Estimates of the same size that a running quadratic has seen before."""
+"""Number of earlier estimates, of the same number of draws, that an estimator with memory has seen."""
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -84,7 +84,7 @@ def table(task: str, data: str | None, repeats: int, device: str) -> list[str]:
 
 
 def one_sequence(task: str, data: str | None, device: str) -> Problem:
-    """The sequence of median length under a fitted posterior."""
+    """The problem of the sequence of median length under a fitted posterior."""
     fold = load_fold(task, data, 0)
     model = StructuredGPClassifier(**(PLAIN | {"posterior": Inducing(500, basis="label")}))
     model.fit(fold.X, fold.y)
@@ -132,7 +132,8 @@ def _cell(errors: tuple[float, float]) -> str:
 
 
 def _verdict(errors: dict[tuple[str, int], tuple[float, float]]) -> str:
-    """The best estimator from values against the paper's, and how much less pathwise needs."""
+    """Says how the best estimator from values compares with the paper's, and how many fewer evaluations the
+    pathwise ones need."""
     S, few = max(VALUES_ONLY), WITH_GRADIENT[1]
     paper = errors["control-variate", S]
     ours = {name: e for (name, n), e in errors.items() if n == S and name != "control-variate"}
@@ -143,7 +144,7 @@ def _verdict(errors: dict[tuple[str, int], tuple[float, float]]) -> str:
         f"{covariance:.2f} for covariances."
     ]
     for name in ("pathwise", "pathwise-surrogate"):
-        # Errors fall with the root of the number of evaluations.
+        # Errors are inversely proportional to the root of the number of evaluations.
         saved = [S / few * (paper[k] / errors[name, few][k]) ** 2 for k in (0, 1)]
         words.append(
             f"For the error that the paper's has at S = {S}, '{name}' (from its error at S = {few}) needs "

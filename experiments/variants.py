@@ -2,9 +2,10 @@
 
     python -m experiments.variants --data DIR [--task TASK ...] [--fold K ...] [--variant NAME ...]
 
-'minibatch' : sites batch by batch in the place of all data at once. 'fixed kernel' : every feature's weight
-has prior variance 1, and nothing of the kernel is learned. 'inducing inputs' : the posterior of function
-values, with a full covariance, in the place of weights. Features are the paper's encoded ones.
+'minibatch' : sites are updated batch by batch instead of from all data at once. 'fixed kernel' : every
+feature's weight has prior variance 1, and nothing about the kernel is learned. 'inducing inputs' : the
+posterior is over function values, with a full covariance, instead of weights. Features are the paper's
+encoded ones.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Templates alone against templates plus word vectors made from the same text without its labels.
+"""Templates alone, compared with templates plus word vectors made from the same text without its labels.
 
     python -m experiments.vectors [--data DIR] [--task recipes chunking] [--fold K ...] [--against crf]
 
-Vectors come from counting: how often words stand near each other in all sentences of the corpus, positive
-pointwise mutual information, and a truncated singular value decomposition. That uses sentences of the test
-part too, but no labels. Folds are the paper's for chunking, five random halves for recipes. In a model with
-both, a token is a feature dict, {'0': 'eggs', ..., 'vector': array}: strings are templates, the array is
-dense. 'seconds' are by the clock, 'CPU' those of the processor. Rows go to results/vectors.jsonl.
+Vectors are made by counting how often words occur near each other in all sentences of the corpus, then
+positive pointwise mutual information and a truncated singular value decomposition. This uses the sentences
+of the test part too, but no labels. Folds are the paper's for chunking, and five random halves for recipes.
+In a model with both, a token is a feature dict, {'0': 'eggs', ..., 'vector': array}: strings are templates,
+the array is dense. 'seconds' are wall-clock seconds, 'CPU' processor seconds. Rows go to
+results/vectors.jsonl.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ def word_vectors(
 ) -> dict[str, np.ndarray]:
     """Vectors (n_dims,) of length 1 for all words, in lower case.
 
-    Counts of the words up to ``window`` places before and after, kept apart by side, become positive
-    pointwise mutual information max(0, log(p(w, c) / (p(w) p(c)))), whose leading singular vectors are
-    scaled by the roots of the singular values. A word that never has a neighbour gets zeros. There are
+    The words up to ``window`` places before and after are counted, separately for each side. Counts become
+    positive pointwise mutual information max(0, log(p(w, c) / (p(w) p(c)))), whose leading singular vectors
+    are scaled by the roots of the singular values. A word that never has a neighbour gets zeros. There are
     fewer dimensions if there are fewer words."""
     counts: Counter[tuple[str, tuple[int, str]]] = Counter()
     for words in sentences:
@@ -91,7 +92,7 @@ def tokens(rows: Rows, template: Template, vectors: dict[str, np.ndarray] | None
 
 
 def run(X: list[Any], y: list[list[str]], fold: Fold, method: str) -> dict[str, float]:
-    """Figures of one fit on the training part of a fold, scored on the rest."""
+    """Scores of one fit to the training part of a fold, on the test part."""
     train, test = fold
     model: Any = LinearCRF() if method == "crf" else StructuredGPClassifier(features="columns")
     began, cpu = time.perf_counter(), time.process_time()

@@ -4,9 +4,9 @@
 
 DIR has the folder ``columns``. Training halves are those of ``experiments.default_features``; test halves
 are never read. Each split trains with as many sequences as the paper's folds have, or with ``--size``, and
-tests on the rest of the half. 'template' is the task's own template, 'words' its lines that read the word
-alone. Printed are the figures with ``word_parts=None``, and how much they change with 'auto', with the
-standard error of the change over splits."""
+tests on the rest of the half. 'template' is the task's own template, 'words' consists of its lines that
+read only the word. The figures with ``word_parts=None`` are printed, and how much they change with 'auto',
+with the standard error of the change over splits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""``python -m fuzz``: the campaign, in some minutes. Exit status 1 if anything failed.
+"""``python -m fuzz``: all campaigns, in some minutes. Exit status 1 if anything failed.
 
-Every trial has a seed of its own, made of the campaign's and its number: what failed can be had again."""
+Every trial has its own seed, made from the campaign's seed and its number, so that failures can be
+reproduced."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def input_files(number: int, seed: int) -> Files:
 
 
 def damaged(files: dict[str, bytes], key: str, number: int, seed: int) -> Files:
-    """Half of them signed again; of the others, some with changed bytes."""
+    """Damaged files. Half of them are signed again; of the others, some have changed bytes."""
     for k in range(number):
         rng, name = random.Random(f"{seed}-{k}"), list(files)[k % len(files)]
         if k % 8 == 3:
@@ -88,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
     unknown = set(given.campaigns) - set(names)
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
-    torch.set_num_threads(1)  # children are forked, which threads do not survive
+    torch.set_num_threads(1)  # children are forked, and threads do not survive a fork
     warnings.simplefilter("ignore")
     failed = 0
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Fits that are cut off, and go on from damaged checkpoints."""
+"""Fits that are cut off, and continue from damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAST = 6
 
 
 class CutOffError(Exception):
-    """Stands for a kill."""
+    """Simulates a kill."""
 
 
 def model(name: str) -> StructuredGPClassifier:
@@ -58,7 +58,8 @@ def write(name: str, path: Path) -> bytes:
 
 
 def answers(path: str, name: str) -> str:
-    """What happens to a fit that goes on from a file: 'answered', or the error that is a user's to read."""
+    """Continues a fit from a file: 'answered', or 'refused' with the error message; raises on anything
+    else."""
     X, y = data()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

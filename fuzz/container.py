@@ -1,5 +1,7 @@
-"""An independent reader and writer of safetensors files: 8 bytes with the size of a JSON header, that
-header, the numbers. It allows what the real writer refuses, and signs a file as structgp does."""
+"""An independent reader and writer of safetensors files.
+
+Such a file has 8 bytes with the size of a JSON header, the header, and the numbers. This writer allows what
+the real one refuses, and signs a file as structgp does."""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ DTYPES = {"F64": "torch.float64", "F32": "torch.float32", "I64": "torch.int64", 
     "F16": "torch.float16",
     "I32": "torch.int32",
 }
-"""How torch writes the types that a digest may meet."""
+"""Maps types in a file to their names in torch, which are part of the digest."""
 
 
 @dataclass
@@ -25,7 +27,8 @@ class Tensor:
 
 @dataclass
 class Container:
-    """metadata : texts by name. tensors : by name, in the order of the file."""
+    """The content of a file. metadata : texts by name. tensors : tensors by name, in the order of the
+    file."""
 
     metadata: dict[str, str]
     tensors: dict[str, Tensor]
@@ -54,8 +57,8 @@ class Container:
         return len(text).to_bytes(8, "little") + text + b"".join(t.data for t in self.tensors.values())
 
     def sign(self, key: str) -> None:
-        """Sets the digest that belongs to the content. key : 'structgp' of models, 'checkpoint' of
-        checkpoints, whose digest leaves out names, types and shapes."""
+        """Sets the digest that matches the content. key : 'structgp' for models, 'checkpoint' for
+        checkpoints, whose digest does not include names, types and shapes."""
         digest = hashlib.sha256(self.metadata[key].encode("utf-8", errors="surrogatepass"))
         for name in sorted(self.tensors):
             tensor = self.tensors[name]

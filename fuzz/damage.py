@@ -1,4 +1,4 @@
-"""Damage to files: to any bytes, to JSON values, and to the tensors and the JSON of a container."""
+"""Damage to files: to arbitrary bytes, to JSON values, and to the tensors and the JSON of a container."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NUMBERS: list[Any] = [0, -1, 1, 2, 3, 7, 500, 10**6, 10**9, 2**31, 2**63 - 1, 2*
 NUMBERS += [1e308, -1e308, 1e-308, float("nan"), float("inf"), float("-inf")]
 TEXTS = ["", "x", "auto", "node", "full", "../..", "/dev/zero", "a" * 5000, "\u0000", "\ud800", "<script>"]
 DEEP = "nested deeply"
-"""In the place of many brackets, which Python's writer of JSON would not write."""
+"""Placeholder for deeply nested brackets, which Python's JSON writer would refuse to write."""
 
 OTHERS: list[Any] = [None, True, False, [], {}, [None], [[]], {"option": "Spec"}, {"list": []}, [0] * 50]
 
 
 def bytes_of(content: bytes, rng: random.Random) -> bytes:
-    """One change to the bytes: flipped, cut, repeated, inserted or emptied."""
+    """The content with one change to its bytes: flipped, cut, inserted, overwritten or repeated."""
     found, at = bytearray(content), rng.randrange(max(1, len(content)))
     way = rng.randrange(6)
     if way == 0 and found:
@@ -39,7 +39,7 @@ def bytes_of(content: bytes, rng: random.Random) -> bytes:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of all values inside of a JSON value; of a long list only the first and the last few."""
+    """The paths of all values inside a JSON value; for a long list, only of the first and the last few."""
     found = [path] if path else []
     if isinstance(value, dict):
         for key in value:
@@ -51,7 +51,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def json_value(tree: Any, rng: random.Random) -> str:
-    """One change inside of a JSON value, in place. Returns what was done."""
+    """Makes one change inside a JSON value, in place. Returns what was done."""
     path = rng.choice(places(tree))
     owner = tree
     for key in path[:-1]:
@@ -78,7 +78,8 @@ def json_value(tree: Any, rng: random.Random) -> str:
 
 
 def tensor(found: Container, rng: random.Random) -> str:
-    """One change to a tensor, in place: values, shape, type, name, or its presence."""
+    """Makes one change to a tensor, in place: to its values, shape, type or name, or removes it. Returns
+    what was done."""
     name = rng.choice(list(found.tensors))
     one, way = found.tensors[name], rng.randrange(8)
     width = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2}.get(one.dtype, 1)
@@ -114,8 +115,8 @@ def tensor(found: Container, rng: random.Random) -> str:
 
 
 def container(content: bytes, key: str, signed: bool, rng: random.Random) -> tuple[bytes, str]:
-    """A model file or checkpoint with one to three changes. key : of the JSON in its metadata. signed :
-    whether the digest is made to fit, as someone would who wants the file to be read."""
+    """A model file or checkpoint with one to three changes, and what was done. key : key of the JSON in its
+    metadata. signed : whether the digest is made to match, as an attacker would do."""
     found, done = Container.read(content), []
     tree = json.loads(found.metadata[key])
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
@@ -132,7 +133,7 @@ def container(content: bytes, key: str, signed: bool, rng: random.Random) -> tup
 
 
 def grow(found: Container, name: str, shape: list[int]) -> None:
-    """A tensor of zeros."""
+    """Adds a tensor of zeros."""
     size = 8
     for n in shape:
         size *= n

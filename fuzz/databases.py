@@ -1,4 +1,4 @@
-"""Damaged files of labels (SQLite): opened and read, or refused in one line."""
+"""Damaged files of labels (SQLite), which must be either read or refused in one line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATEMENTS = [
 
 
 def write(path: Path) -> bytes:
-    """A file with labels, an undo and a fit."""
+    """Writes a file with labels, an undo and a fit."""
     store = Store(str(path))
     store.open_pool("digest", TAGS, WORDS)
     store.label(
@@ -42,7 +42,7 @@ def write(path: Path) -> bytes:
 
 
 def changed(content: bytes, rng: random.Random) -> tuple[bytes, str]:
-    """The file with damaged bytes, another value somewhere, or another schema."""
+    """The file with damaged bytes, a changed value, or a changed schema; and what was done."""
     if rng.random() < 0.4:
         return damage.bytes_of(content, rng), "bytes"
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +77,7 @@ def _sql(db: sqlite3.Connection, rng: random.Random) -> str:
 
 
 def _value(db: sqlite3.Connection, table: str, column: str, rng: random.Random) -> Any:
-    """Another value for the first row: where it is JSON, damaged JSON."""
+    """Another value for the first row; mostly damaged JSON if the value is JSON."""
     before = db.execute(f"SELECT {column} FROM {table} LIMIT 1").fetchone()[0]
     if isinstance(before, str) and before[:1] in '[{"' and rng.random() < 0.7:
         tree = {"value": json.loads(before)}
@@ -88,7 +88,7 @@ def _value(db: sqlite3.Connection, table: str, column: str, rng: random.Random) 
 
 
 def answers(path: str, _: str) -> str:
-    """'answered', or the error that is a user's to read; raises on anything else."""
+    """'answered', or 'refused' with the error message; raises on anything else."""
     for beside in (f"{path}-wal", f"{path}-shm"):
         Path(beside).unlink(missing_ok=True)
     try:

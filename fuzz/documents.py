@@ -1,5 +1,5 @@
-"""Mutated files of annotation tools. What is read must be what an independent reader reads; what is written
-must read back as what it was, in its own format and in every other."""
+"""Mutated files of annotation tools. An independent reader must read the same from them; and documents must
+be the same after writing and reading, in their own format and in every other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from structgp.data import formats
 from structgp.data.documents import Document
 
 PARTS = b"\x1e"
-"""Between the text and the annotations of brat's two files, which are mutated as one."""
+"""Separator between the text and the annotations of brat's two files, which are mutated as one."""
 
 
 @cache
@@ -97,7 +97,8 @@ def seeds(format: str) -> list[bytes]:
 
 
 def structured(content: bytes, format: str, rng: random.Random) -> bytes:
-    """One change to a value in JSON or in the packed message of a DocBin; others are left as they are."""
+    """The content with a change to a value, in JSON or in the packed message of a DocBin; in other formats,
+    a piece of text is inserted."""
     if format == "spacy":
         return _docbin_changed(content, rng)
     if format not in JSON:
@@ -123,7 +124,7 @@ def _docbin_changed(content: bytes, rng: random.Random) -> bytes:
         else:
             damage.json_value(message, rng)
         return zlib.compress(srsly.msgpack_dumps(message))
-    except Exception:  # what earlier changes left is not a DocBin
+    except Exception:  # after earlier changes, it is no longer a DocBin
         return content
 
 
@@ -139,7 +140,7 @@ def _read(format: str, path: Path) -> list[Document]:
 
 
 def answers(path: str, format: str) -> str:
-    """'answered', or the error that is a user's to read; raises on anything else, misreadings included."""
+    """'answered' if the file is read and written correctly; raises on anything else."""
     found = _read(format, Path(path))
     oracle = ORACLES.get(format)
     if oracle is not None:
@@ -154,7 +155,8 @@ def answers(path: str, format: str) -> str:
 
 
 def _alike(document: Document, expected: tuple[str, Any]) -> bool:
-    """expected : the text with its spans, or the words with their labels."""
+    """True if the document is as expected. expected : the text with its spans, or the words with their
+    labels."""
     what, labels = expected
     if isinstance(what, list):
         return list(document.words) == what and _plain_labels(document) == (labels or [None] * len(what))
@@ -172,7 +174,7 @@ def _plain_labels(document: Document) -> list[Any]:
 
 
 def _same_spans(text: str, found: Any, expected: list[Any]) -> bool:
-    """The same, but for white space and invisible characters at the ends."""
+    """True if the spans are the same except for white space and invisible characters at the ends."""
 
     def empty(part: str) -> bool:
         return all(c.isspace() or unicodedata.category(c)[0] == "C" for c in part)
@@ -185,12 +187,13 @@ def _same_spans(text: str, found: Any, expected: list[Any]) -> bool:
 
 
 def _check_written(documents: list[Document], target: str, path: Path) -> None:
-    """What a format can hold is there again after writing and reading; what it cannot hold is refused."""
+    """Checks that everything a format can hold is the same after writing and reading, unless writing is
+    refused."""
     try:
         formats.write(documents, path, target)
     except InputError:
         return
-    if target == "brat":  # which has no tokens of its own
+    if target == "brat":  # brat has no tokens
         texts = sorted(file.read_bytes().decode() for file in path.glob("*.txt"))
         if texts != sorted(d.text for d in documents):
             raise AssertionError(f"to brat: {texts}"[:300])
@@ -269,7 +272,8 @@ def _prodigy(content: bytes) -> list[Any]:
 
 
 def _without(spans: list[Any], given: dict[str, Any]) -> list[Any] | None:
-    """None for labels that ``unlabelled`` changes: what spans are then is not said in a line."""
+    """The spans; NotImplemented if there are ``unlabelled`` parts, for which this reader cannot tell
+    them."""
     return spans if not given.get("unlabelled") else NotImplemented
 
 

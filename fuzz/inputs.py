@@ -1,5 +1,5 @@
-"""Mutated input files of every format. What is read must be what an independent reader reads; what is not
-read must be refused in one line."""
+"""Mutated input files of every format. An independent reader must read the same from them; otherwise they
+must be refused in one line."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SEEDS: dict[str, list[bytes]] = {
         b'{"allowed": {"next": [["O", "B-X"], ["B-X", "I-X"], ["O", "O"]]}}',
     ],
 } | {name: documents.seeds(name) for name in documents.NAMES}
-"""Files that are right, by format."""
+"""Correct files, by format."""
 
 BITS = [
     b"\0",
@@ -109,7 +109,7 @@ def _json_changed(content: bytes, rng: random.Random) -> bytes:
 
 
 def _read(format: str, path: Path) -> list[list[tuple[Any, Any]]]:
-    """What structgp reads."""
+    """What structgp reads from a file of training data."""
     if format == "columns":
         rows = [s.rows for s in sources.read_columns(path).sequences]
         return [[(tuple(row[:-1]), row[-1]) for row in sequence] for sequence in rows]
@@ -121,7 +121,7 @@ def _read(format: str, path: Path) -> list[list[tuple[Any, Any]]]:
 
 
 def _use(format: str, path: Path) -> None:
-    """Reads what is not training data, and uses it a little."""
+    """Reads a file that is not training data, and uses it a little."""
     if format in ("template", "wapiti"):
         template = Template.read(path, dialect="wapiti" if format == "wapiti" else "crf++")
         template.check_columns(1, "rows")
@@ -136,7 +136,7 @@ def _use(format: str, path: Path) -> None:
 
 
 def answers(path: str, format: str) -> str:
-    """'answered', or the error that is a user's to read; raises on anything else, misreadings included."""
+    """'answered', or 'refused' with the error message; raises on anything else, including misreadings."""
     content = Path(path).read_bytes()
     try:
         if format in documents.NAMES:
@@ -156,5 +156,5 @@ def answers(path: str, format: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """JSON values, with arrays and tuples as lists."""
+    """The value as plain JSON, with arrays and tuples as lists."""
     return json.loads(json.dumps(value, default=lambda v: v.tolist()))

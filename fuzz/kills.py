@@ -1,5 +1,5 @@
-"""Processes that are killed while they write, and full disks: nothing that was there is lost, and a
-fit that goes on ends where one that was never cut off does."""
+"""Processes that are killed while they write, and full disks: no earlier file may be lost, and a continued
+fit must end like one that was never killed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fuzz.trial import Tally
 from structgp.inference.checkpoint import Checkpoint
 
 LATE = 4
-"""Fits per kill that is asked for, at most: some end before they are killed."""
+"""Largest number of fits for each requested kill: some fits end before they are killed."""
 
 
 def in_child(work: Callable[[], object], seconds: float | None) -> int:
     """Runs ``work`` in a forked process and kills it after some seconds; None to wait for it. Returns its
-    status: negative for a signal. The process must have no threads but its own."""
+    status, which is negative for a signal. The calling process must have only one thread."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -43,13 +43,13 @@ def in_child(work: Callable[[], object], seconds: float | None) -> int:
 
 
 def saves(number: int, seed: int, folder: Path) -> Tally:
-    """Kills aimed at the save of a model: the file is always one that was saved, whole."""
+    """Kills processes while they save models: the file must always be one of the saved models, complete."""
     tally, rng, path = Tally("kills while saving"), random.Random(seed), folder / "model"
     both = [models.fitted("weights", random.Random(n)) for n in range(2)]
     known = []
     for model in both:
         model.save(path)
-        known.append(Container.read(path.read_bytes()))  # metadata has no order
+        known.append(Container.read(path.read_bytes()))  # not bytes, since the order of metadata may vary
 
     def forever() -> None:
         while True:
@@ -66,8 +66,9 @@ def saves(number: int, seed: int, folder: Path) -> Tally:
 
 
 def fits(number: int, seed: int, folder: Path) -> Tally:
-    """Kills of a fit that writes checkpoints, at any time of it: one that goes on ends as one that was not
-    killed. number : of kills that came before the fit's end; those that came later are counted apart."""
+    """Kills fits that write checkpoints, at random times: a continued fit must end like one that was not
+    killed. number : number of kills before the fit's end; kills that came too late are counted
+    separately."""
     tally, rng = Tally("kills while fitting"), random.Random(seed)
     Checkpoint.__init__.__defaults__ = (0.0,)  # written after every step
     X, y = checkpoints.data()
@@ -98,7 +99,7 @@ def fits(number: int, seed: int, folder: Path) -> Tally:
 
 
 def full_disks(number: int, seed: int, folder: Path) -> Tally:
-    """Files that may not grow: the old one stays, and one line says why."""
+    """Limits the size of files while a model is saved: the old file must stay, with an InputError."""
     tally, rng, path = Tally("full disks"), random.Random(seed), folder / "old"
     model = models.fitted("weights", random.Random(1))
     model.save(path)
@@ -122,7 +123,8 @@ def full_disks(number: int, seed: int, folder: Path) -> Tally:
 
 
 def signals(number: int, seed: int, folder: Path) -> Tally:
-    """SIGINT and SIGTERM at any time: the right status, no traceback, no temporary files."""
+    """Sends SIGINT and SIGTERM at random times: the status must be right, without tracebacks or temporary
+    files."""
     tally, rng = Tally("signals"), random.Random(seed)
     (folder / "t").write_text("U:%x[0,0]\nB\n")
     (folder / "train").write_text("\n".join(f"w{i % 9} l{i % 3}" + "\n" * (i % 7 == 0) for i in range(200)))
@@ -135,7 +137,7 @@ def signals(number: int, seed: int, folder: Path) -> Tally:
         said = child.communicate(timeout=120)[1].decode()
         expected = {0, 128 + signalled, -signalled}
         left = [f.name for f in folder.iterdir() if f.name.endswith((".tmp", ".lock"))]
-        early = "structgp/" not in said and "/structgp" not in said  # Python itself was still starting
+        early = "structgp/" not in said and "/structgp" not in said  # Python was still starting
         calm = "Traceback" not in said or early
         right = calm and (child.returncode in expected or early) and not left
         tally.add(

@@ -1,4 +1,4 @@
-"""Small fitted models of every kind, as files, to be damaged."""
+"""Small fitted models of every kind, written to files that are then damaged."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ KINDS: dict[str, tuple[Make, dict[str, Any]]] = {
     "same": (mixed, {"structure": structgp.chain() + structgp.same("w")}),
     "annotators": (annotated, {}),
 }
-"""By name: what makes data, and the parameters of the fit."""
+"""Maps the name of a kind to the function that makes its data, and the parameters of the fit."""
 
 
 def fitted(name: str, rng: random.Random) -> StructuredGPClassifier:
@@ -119,7 +119,7 @@ def columns_model(folder: Path) -> tuple[StructuredGPClassifier, Any]:
 
 
 def write_columns(folder: Path) -> Path:
-    """A model as the command line writes it: with a template, numbers and word vectors."""
+    """Writes a model as the command line does: with a template, numbers and word vectors."""
     (folder / "vectors.txt").write_text("two 1 0\neggs 0 1\n")
     template = sources.Template.parse("U:%x[0,0]\nB:%x[0,0]\n")
     reader = sources.learn(COLUMNS, template=template, numeric=[1], vectors=folder / "vectors.txt")
@@ -131,7 +131,7 @@ def write_columns(folder: Path) -> Path:
 
 
 def write_all(folder: Path, seed: int) -> dict[str, Path]:
-    """One file per kind."""
+    """Writes one file per kind."""
     found = {"columns": write_columns(folder)}
     for name in KINDS:
         path = folder / f"{name.replace(' ', '-')}.sgp"
@@ -150,8 +150,8 @@ def _numbers(found: Any) -> Iterator[float]:
 
 
 def answers(path: str, name: str) -> str:
-    """What happens to a file: 'answered', or the error that is a user's to read; raises on anything else.
-    name : of the kind, whose examples are asked about."""
+    """'answered', or 'refused' with the error message; raises on anything else. name : name of the kind,
+    whose examples the model is asked about."""
     make = mixed if name == "columns" else KINDS[name][0]
     X, y = make(random.Random(1))
     if name == "columns":

@@ -1,5 +1,5 @@
-"""Small readers of the input formats, written from their description alone: what the real ones accept,
-these must read alike. They know nothing of errors; a file that one of them cannot read is no evidence."""
+"""Small readers of the input formats, written from the descriptions of the formats alone. They must read
+the same as the real readers from every file that these accept, and do not check for errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 Sequences = list[list[tuple[Any, Any]]]
-"""Per sequence, per token: its features and its label."""
+"""For each sequence and token, its features and its label."""
 
 
 def lines_of(content: bytes) -> list[str]:
@@ -28,7 +28,7 @@ def _in_sequences(lines: list[str]) -> list[list[str]]:
 
 
 def columns(content: bytes) -> Sequences:
-    """The first column as features, the last as label."""
+    """All columns but the last as features, the last as label."""
     found = []
     for part in _in_sequences(lines_of(content)):
         rows = [[cell for cell in re.split("[ \t]", line) if cell] for line in part]
@@ -37,7 +37,7 @@ def columns(content: bytes) -> Sequences:
 
 
 def attributes(content: bytes) -> Sequences:
-    """CRFsuite's files: values of an attribute that comes twice are added up."""
+    """CRFsuite's files. The values of an attribute that occurs twice are added up."""
     found = []
     for part in _in_sequences(lines_of(content)):
         tokens = []

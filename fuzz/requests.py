@@ -1,5 +1,5 @@
-"""Requests that nobody should send, to the services of ``serve`` and ``label``: each is answered in JSON,
-with a status that says whose fault it is, and the labels that were given stay what they were."""
+"""Malformed requests to the services of ``serve`` and ``label``: each must be answered in JSON, with a
+status that says whose fault it is, and no labels may be lost."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ HEADERS += [(b"authorization", b"Bearer \xff\xfe"), (b"content-type", b"text/pla
 
 
 class Idle:
-    """In the place of the process that fits."""
+    """Stands in for the background process that fits."""
 
     busy, listener = None, None
 
@@ -139,7 +139,7 @@ def campaign(number: int, seed: int, folder: Path) -> Tally:
             tally.add("answered" if status < 300 else "refused")
     answerer.close()
     store.close()
-    again = Store(str(folder / "labels.db"))  # what was acknowledged can be read
+    again = Store(str(folder / "labels.db"))  # the file can be read again
     again.close()
     for thread in threading.enumerate():
         if thread is not threading.current_thread():
@@ -148,7 +148,7 @@ def campaign(number: int, seed: int, folder: Path) -> Tally:
 
 
 def _fault(status: int, body: bytes, method: str) -> str:
-    """What is wrong with an answer; '' if nothing is."""
+    """A description of what is wrong with an answer; '' if nothing is."""
     if status >= 500:
         return f"status {status}: {body[:200]!r}"
     if status >= 400 and method in ("GET", "POST") and body[:1] == b"{":

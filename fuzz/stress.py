@@ -1,5 +1,5 @@
-"""Numbers and shapes at their extremes, and many threads: a fit answers with probabilities, or one line
-says why not."""
+"""Extreme numbers and shapes, and many threads: a fit must give probabilities, or say why not in one
+line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHOICES: dict[str, list[Any]] = {
 
 
 def data(rng: random.Random) -> tuple[list[Any], list[Any]]:
-    """Dense or sparse sequences with one thing wrong, or several."""
+    """Dense or sparse sequences with one to three things wrong."""
     numbers = np.random.default_rng(rng.randrange(2**32))
     D, n = rng.choice([1, 3, 8]), rng.choice([2, 6, 12])
     X = [numbers.normal(size=(rng.choice([0, 1, 4, 9]), D)) for _ in range(n)] + [
@@ -87,7 +87,8 @@ def _fit(rng: random.Random, parameters: dict[str, Any]) -> str:
 
 
 def threads(number: int, seed: int) -> Tally:
-    """One model asked with other settings from eight threads: the answers of one thread."""
+    """Asks one model with different settings from eight threads: the answers must be those of one
+    thread."""
     tally, rng = Tally("threads"), random.Random(seed)
     model = models.fitted("weights", rng)
     X, _ = models.strings(rng, 20)

@@ -1,5 +1,5 @@
-"""One campaign: many damaged files, each tried with limits on time and memory. What is neither answered nor
-refused in one line is a failure, and its file is kept."""
+"""One campaign: many damaged files, each tried with limits on time and memory. A file that is neither
+answered nor refused in one line is a failure, and is kept."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 60
-"""That one file may take."""
+"""Seconds that one file may take."""
 
 GROWTH = 2 << 30
-"""Bytes of address space that a campaign may take beside what it began with."""
+"""Bytes of address space that a campaign may use in addition to what it began with."""
 
 
 @dataclass
 class Tally:
-    """What happened: how often each outcome, and the failures with what was done to their files."""
+    """The results of a campaign: the count of each outcome, and the failures with what was done to their
+    files."""
 
     name: str
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -43,7 +44,7 @@ class Tally:
 
 @contextmanager
 def within_limits() -> Iterator[None]:
-    """A limit on address space, as long as the block lasts. Threads of libraries must have started."""
+    """Limits the address space within the context. Threads of libraries must have started before."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
     most = pages * resource.getpagesize() + GROWTH
@@ -61,8 +62,8 @@ def try_files(
     folder: Path,
     kept: Path,
 ) -> Tally:
-    """files : kind, content, and what was done to it. answers : of a path and a kind. kept : a folder for
-    the files that fail."""
+    """Tries all files. files : kind and content of each, and what was done to it. answers : called with a
+    path and a kind. kept : a folder for the files that fail."""
     tally, path = Tally(name), folder / "trial"
     before = signal.signal(signal.SIGALRM, _too_long)
     try:
@@ -89,7 +90,8 @@ def try_files(
 
 
 class TooLong(BaseException):
-    """Not an Exception: whatever turns those into errors for users must not turn this."""
+    """Raised at the time limit. It is not an Exception, so that it is not turned into an error for
+    users."""
 
 
 def _too_long(*_: Any) -> None:
@@ -97,6 +99,6 @@ def _too_long(*_: Any) -> None:
 
 
 def _place(error: BaseException) -> str:
-    """Kind, place and words of an error."""
+    """The type, place and message of an error."""
     where = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {str(error)[:200]}"

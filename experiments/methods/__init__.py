@@ -1,1 +1,1 @@
-"""Methods that exist to be compared with."""
+"""Methods that the library is compared with."""

@@ -1,9 +1,10 @@
-"""A linear-chain CRF on dense inputs, in torch: python-crfsuite's model, where its dicts are too slow.
+"""A linear-chain CRF on dense inputs, in torch: the model of python-crfsuite, whose dicts are too slow
+here.
 
     p(y | x)  is proportional to  exp( sum_t (x_t, 1) W[:, y_t]  +  sum_{t>0} G[y_{t-1}, y_t] )
 
 minimises -log p(y | x) + c2 (|W|^2 + |G|^2), as :class:`structgp.evaluation.crf.LinearCRF` does on inputs
-with a column of ones. c2 is the one under which left-out sequences have the highest likelihood.
+with a column of ones. c2 is chosen to give held-out sequences the highest likelihood.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ MEMORY, MOST_STEPS, TOLERANCE = 20, 500, 1e-7
 
 
 class DenseCRF:
-    """c2 : the regulariser, or several to choose from by ``n_folds``-fold cross-validation, from the
-    largest on, until ``PATIENCE`` in a row are worse than the best. After ``fit``: classes_, c2_,
-    cv_scores_ (c2 -> NLL per left-out sequence), weights_ (D + 1, V), transitions_ (V, V)."""
+    """The CRF on dense inputs. c2 : the regulariser, or several to choose from by ``n_folds``-fold
+    cross-validation, which starts from the largest and stops when ``PATIENCE`` in a row are worse than the
+    best. After ``fit``: classes_, c2_, cv_scores_ (c2 -> NLL per held-out sequence), weights_ (D + 1, V),
+    transitions_ (V, V)."""
 
     def __init__(
         self, c2: float | Sequence[float] = C2_GRID, n_folds: int = 5, random_state: int = 0
@@ -77,7 +79,8 @@ class DenseCRF:
 
 
 class _Data:
-    """Sequences as one matrix x (N, D + 1), its last column ones; y, mask : (B, T), padded at the end."""
+    """Sequences as one matrix x (N, D + 1) whose last column is ones. y, mask : (B, T), padded at the
+    end."""
 
     def __init__(self, X: Sequence[Any], y: Sequence[Sequence[str]], classes: Sequence[str]) -> None:
         number = {label: v for v, label in enumerate(classes)}
@@ -94,7 +97,7 @@ class _Data:
         return rows.new_zeros((*self.mask.shape, rows.shape[1])).masked_scatter(self.mask[..., None], rows)
 
     def split(self, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights (D + 1, V) and transitions (V, V), which stand one after the other in ``table``."""
+        """Splits ``table`` into weights (D + 1, V) and transitions (V, V)."""
         return table[: -self.n_labels], table[-self.n_labels :]
 
     def log_probs(self, table: Tensor) -> Tensor:
@@ -104,10 +107,10 @@ class _Data:
         return Chain().log_prob(f, transitions[None], self.y, self.mask)[0]
 
     def fitted(self, c2: float, start: Tensor | None = None) -> Tensor:
-        """The table under which -log p + c2 |table|^2 is least, searched for from ``start`` on.
+        """The table that minimises -log p + c2 |table|^2, searched for from ``start``.
 
-        L-BFGS works on parameters u with table = L^-T u, where L L^T is like the curvature of the loss:
-        correlated inputs then cost no extra steps."""
+        L-BFGS works on parameters u with table = L^-T u, where L L^T approximates the curvature of the
+        loss: correlated inputs then need no extra steps."""
         V, width = self.n_labels, self.x.shape[1]
         curvature = torch.zeros(width + V, width + V, dtype=torch.float64)
         curvature[:width, :width] = self.x.T @ self.x / (2 * V)

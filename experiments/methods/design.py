@@ -1,7 +1,8 @@
-"""Sequences in any of the accepted forms -> one sparse matrix, for rivals that are linear in features.
+"""Turns sequences in any accepted form into one sparse matrix, for methods that are linear in features.
 
-Column d holds the value of feature d: of a template one column for each value that training has seen, 1
-where a token has it; numbers as they are. What training never saw has no column, and so no weight.
+Column d holds the value of feature d. A template has one column for each value seen in training, which is 1
+for tokens with that value; numbers are kept as they are. Features unseen in training have no column, and so
+no weight.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from structgp.errors import InputError
 class Tokens:
     """All tokens of some sequences, one after another.
 
-    features : (N, D); lengths : of the sequences, empty ones included, which sum to N.
+    features : (N, D). lengths : lengths of the sequences, including empty ones; they sum to N.
     """
 
     features: csr_array
@@ -32,11 +33,11 @@ class Tokens:
 
     @property
     def starts(self) -> list[int]:
-        """Where each sequence begins, and N."""
+        """Index of the first token of each sequence, followed by N."""
         return self.starts_of(self.lengths)
 
     def split(self, rows: np.ndarray) -> list[np.ndarray]:
-        """(N, ...) of all tokens -> (T, ...) of each sequence."""
+        """Splits an array (N, ...) over all tokens into one (T, ...) per sequence."""
         return [rows[a:b] for a, b in pairwise(self.starts)]
 
     @staticmethod
@@ -46,7 +47,7 @@ class Tokens:
 
 @dataclass
 class LinearFeatures:
-    """Which feature has which column; ``features`` says how lists of strings are read, as in
+    """Assigns features to columns. features : how lists of strings are read, as in
     :class:`structgp.data.encode.FeatureEncoder`."""
 
     features: str = "auto"
@@ -57,7 +58,7 @@ class LinearFeatures:
         return self
 
     def transform(self, X: Iterable[Any]) -> Tokens:
-        """Time and memory linear in the number of feature values."""
+        """X as one sparse matrix. Time and memory are linear in the number of feature values."""
         rows = self.encoder.transform(X)
         lengths = [len(matrix) for matrix in rows]
         starts = Tokens.starts_of(lengths)
@@ -83,7 +84,7 @@ class LinearFeatures:
         return self.encoder.width
 
     def _entries(self, block: Block, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Token, column within the block and value of what (T, W) rows hold in it."""
+        """The nonzero entries of rows (T, W) in a block: token, column within the block, and value."""
         part = matrix[:, block.start : block.stop]
         if block.kind == "dense":
             t, d = np.nonzero(part)
@@ -99,7 +100,7 @@ class LinearFeatures:
 
 
 def read_out(X: Iterable[Any]) -> list[Any]:
-    """X as a list, generators within it read out."""
+    """X as a list, in which generators are replaced by lists."""
     return [x if hasattr(x, "__len__") or hasattr(x, "shape") else list(x) for x in X]
 
 

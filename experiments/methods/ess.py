@@ -1,10 +1,10 @@
-"""GPstruct (Bratieres, Quadrianto and Ghahramani 2015): the full GP, and its posterior by sampling.
+"""GPstruct (Bratieres, Quadrianto and Ghahramani 2015): the full GP, with posterior sampling.
 
 The model is structgp's with the linear kernel and nothing learned: f_v ~ GP(0, variance <x, x'>) for each
 label, a Gaussian score for each pair of labels, and the linear chain (``eq:struct-softmax``).
-Elliptical slice sampling of all latent values at once is exact in the limit of many iterations; R-hat says
-whether there were enough. Predictions average the marginals over the samples, each with E[f* | f] at new
-tokens, as the published code does by default (one could draw f* instead).
+Elliptical slice sampling of all latent values at once is exact in the limit of many iterations; R-hat
+indicates whether there were enough. Predictions average the marginals over the samples, each with E[f* | f]
+at new tokens, as the published code does by default (one could draw f* instead).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class GPStruct:
 
     Parameters
     ----------
-    n_iterations : of each chain; the first third is burn-in.
-    n_chains : side by side, from different starts.
-    thin : every so many iterations a sample is kept.
-    around : the Gaussian that ellipses are drawn in: 'prior', as published, or 'fit', one fitted to the
-        posterior first, with the likelihood corrected for it. Both sample the same posterior; the
-        second moves several times as far in an iteration.
-    variance : of a weight.
+    n_iterations : number of iterations of each chain; the first third is burn-in.
+    n_chains : number of chains, which start from different points.
+    thin : number of iterations from one kept sample to the next.
+    around : the Gaussian that ellipses are drawn in: 'prior', as published, or 'fit', one that is first
+        fitted to the posterior, with the likelihood corrected for it. Both sample the same posterior; the
+        second moves several times as far per iteration.
+    variance : prior variance of a weight.
     transition_sd : prior standard deviation of a label-to-label score.
     features : how a token given as a list of strings is read: 'auto', 'columns' or 'bag'.
     random_state : seed; equal seeds give equal fits.
@@ -85,7 +85,7 @@ class GPStruct:
         self.random_state = random_state
 
     def fit(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> GPStruct:
-        """Samples the posterior. Cost O(R^3) once, O(S N (R + V) V) an iteration of S chains."""
+        """Samples the posterior. Cost O(R^3) once, and O(S N (R + V) V) per iteration of S chains."""
         self._check_parameters()
         began = time.monotonic()
         X = read_out(X)
@@ -107,7 +107,7 @@ class GPStruct:
         return self
 
     def _sample(self, chain: LatentChain, sites: Sites, generator: torch.Generator) -> Samples:
-        """States are deviations of h and g from the sites' mean, side by side in one row."""
+        """Runs the chains. A state is a row with the deviations of h and g from the sites' mean."""
         n_node = sites.mean.numel()
 
         def ratio(rows: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ class GPStruct:
         return [self._labels.names(p.argmax(1)) for p in self._marginals(X)]
 
     def predict_marginals(self, X: Iterable[Any]) -> list[list[dict[str, float]]]:
-        """For every token a dict from label to its probability."""
+        """For every token, a dict from label to its probability."""
         return [
             [dict(zip(self._labels.classes, row, strict=True)) for row in p.tolist()]
             for p in self._marginals(X)
@@ -168,7 +168,7 @@ class GPStruct:
         return 1.0 - metrics.token_error(check_all_labelled(X, list(y)), self.predict(X))
 
     def _marginals(self, X: Iterable[Any]) -> list[np.ndarray]:
-        """(T, V) of each sequence, averaged over samples. Cost O(K N V (nnz + V))."""
+        """(T, V) probabilities for each sequence, averaged over samples. Cost O(K N V (nnz + V))."""
         if not hasattr(self, "weights_"):
             raise InputError("GPStruct", "not fitted yet", "call fit(X, y) first")
         tokens = self._features.transform(read_out(X))
@@ -191,7 +191,7 @@ class GPStruct:
                 raise InputError(name, f"{value!r} is not possible", "give a number above 0")
         if self.n_chains < 1 or self.thin < 1:
             raise InputError("n_chains or thin", "less than 1", "give 1 or more")
-        # R-hat takes two states in each half of a chain.
+        # R-hat needs two states in each half of a chain.
         least = 6 * self.thin
         if self.n_iterations < least:
             raise InputError("n_iterations", f"{self.n_iterations} is too few", f"give {least} or more")

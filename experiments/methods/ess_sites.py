@@ -1,11 +1,11 @@
-"""A Gaussian near the posterior of GPstruct, for slices to be cut around.
+"""A Gaussian near the posterior of GPstruct, around which elliptical slices are drawn.
 
-The sampler may have any Gaussian in the place of the prior if the ratio makes up for it (Nishihara, Murray
-and Adams 2014): with t(h) = exp(<a, h> - (h - m)^T W (h - m) / 2), prior times likelihood is prior times t,
-which is Gaussian, times likelihood over t. The nearer the first is to the posterior, the flatter the second
-and the longer the steps; what is sampled is the same for every a, m and W >= 0, and with all at 0 it is the
-plain sampler. Here W is diagonal, m the mean of prior times t, and the likelihood's average slope and bend
-around m give both.
+The sampler may use any Gaussian instead of the prior if the ratio makes up for it (Nishihara, Murray and
+Adams 2014): with t(h) = exp(<a, h> - (h - m)^T W (h - m) / 2), prior times likelihood equals prior times t,
+which is Gaussian, times likelihood over t. The nearer prior times t is to the posterior, the flatter
+likelihood over t is, and the longer are the steps. The sampled posterior is the same for every a, m and
+W >= 0; if all are 0, it is the plain sampler. Here W is diagonal and m is the mean of prior times t; both
+come from the likelihood's average slope and bend around m.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ ROUNDS = 8
 MEAN_STEPS = 4
 HALF_DRAWS = 8
 PRECISION_SHARE = 0.7
-"""Of what the bend says, so that the Gaussian is rather too wide: in the tails of one that is too narrow
-the ratio rises, and chains stay there for long."""
+"""Share of the precision from the bend that is used, so that the Gaussian is rather too wide: if it were
+too narrow, the ratio would rise in its tails, and chains would stay there for long."""
 
 
 @dataclass(frozen=True)
 class Sites:
-    """mean, precision : (N, C) m and W; transition_mean, transition_precision : (V, V), the same for g;
-    factor : (C, N, R) with factor factor^T the covariance of h; transition_sd : (V, V) of g; tilt,
-    transition_tilt : a."""
+    """The Gaussian, and the parameters of t. mean, precision : (N, C) m and W. transition_mean,
+    transition_precision : (V, V), the same for g. factor : (C, N, R), where factor factor^T is the
+    covariance of h. transition_sd : (V, V) standard deviation of g. tilt, transition_tilt : a for h and for
+    g."""
 
     mean: Tensor
     precision: Tensor
@@ -48,7 +49,7 @@ class Sites:
         return (self.factor @ eps).permute(2, 1, 0), self.transition_sd * noise
 
     def ratio(self, chain: LatentChain, dh: Tensor, dg: Tensor) -> Tensor:
-        """(S,) log likelihood / t, at deviations from the mean."""
+        """(S,) log(likelihood / t) at deviations from the mean."""
         h, g = self.mean + dh, self.transition_mean + dg
         linear = (self.tilt * h).sum((1, 2)) + (self.transition_tilt * g).sum((1, 2))
         square = (self.precision * dh.square()).sum((1, 2))
@@ -57,7 +58,7 @@ class Sites:
 
 
 def prior_sites(coordinates: Coordinates, basis: Tensor, transition_sd: float) -> Sites:
-    """t = 1, for functions ``basis`` (V, C)."""
+    """Sites with t = 1, which leave the prior as it is. basis : (V, C), the functions."""
     V, C = basis.shape
     zero, table = basis.new_zeros(len(coordinates.phi), C), basis.new_zeros(V, V)
     factor = coordinates.phi.expand(C, -1, -1)
@@ -67,8 +68,9 @@ def prior_sites(coordinates: Coordinates, basis: Tensor, transition_sd: float) -
 def fit_sites(
     chain: LatentChain, coordinates: Coordinates, transition_sd: float, generator: torch.Generator
 ) -> Sites:
-    """Some rounds of: bend over draws, then Newton steps of the mean along the slope over draws, with step
-    sizes that fall as 1 / k so that the noise of draws averages out. Cost O(C N R^2) per round."""
+    """Fits sites in several rounds: the precision from the bend averaged over draws, then Newton steps of
+    the mean along the slope averaged over draws. Step sizes fall as 1 / k, so that the noise of the draws
+    averages out. Cost O(C N R^2) per round."""
     now = prior_sites(coordinates, chain.basis, transition_sd)
     prior_precision = transition_sd**-2
     for number in range(ROUNDS):
@@ -79,7 +81,7 @@ def fit_sites(
         now = _with_precision(now, precision, transition_precision, coordinates, prior_precision)
         for k in range(number * MEAN_STEPS, (number + 1) * MEAN_STEPS):
             slope, transition_slope = chain.slope(*_around(now, generator))
-            # Where slope = K^-1 mean the mean stands still.
+            # The mean is stationary if slope = K^-1 mean.
             pull = (slope + now.precision * now.mean).T[..., None]
             aim = (now.factor @ (now.factor.mT @ pull)).squeeze(-1).T
             transition_aim = now.transition_sd.square() * (
@@ -121,7 +123,7 @@ def _with_precision(
 
 
 def _factor(phi: Tensor, precision: Tensor) -> Tensor:
-    """(C, N, R) phi J^-T with J J^T = I + phi^T W phi: the square of it is (K^-1 + W)^-1."""
+    """(C, N, R) factor phi J^-T with J J^T = I + phi^T W phi, so that factor factor^T = (K^-1 + W)^-1."""
     eye = torch.eye(phi.shape[1], dtype=phi.dtype)
     factors = []
     for weight in precision.T:

@@ -8,7 +8,7 @@ step finds the labelling y of the highest L(y_n, y) + score(y), and with psi = p
     (w_n, l_n)  ->  (1 - s) (w_n, l_n)  +  s (C psi, C L(y_n, y)),
     s = gap_n / |w_n - C psi|^2,  at most 1,    gap_n = <w_n - C psi, w> - l_n + C L(y_n, y).
 
-The gaps of all sequences sum to the duality gap, which bounds how far the objective is from its least.
+The gaps of all sequences sum to the duality gap, which bounds how far the objective is from its minimum.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ PASSES_BETWEEN_LOOKS = 5
 
 @dataclass
 class _Block:
-    """One sequence: which features occur, its (T, U) matrix of them and the transpose, y as (T,) and as
-    (T, V) indicators, how often label follows label (V, V); its shares (U, G, V), (G, V, V) and (G,)."""
+    """One sequence: the features that occur in it, their (T, U) matrix and its transpose, y as (T,) and as
+    (T, V) indicators, the counts (V, V) of pairs of neighbouring labels; and its shares (U, G, V),
+    (G, V, V) and (G,)."""
 
     columns: np.ndarray
     x: csr_array
@@ -42,7 +43,7 @@ class _Block:
 
 @dataclass
 class _Corner:
-    """Where a step heads: C psi as (U, G, V) and (G, V, V), C L (G,), and the gap (G,)."""
+    """The direction of a step: C psi as (U, G, V) and (G, V, V), C L (G,), and the gap (G,)."""
 
     node: np.ndarray
     transitions: np.ndarray
@@ -51,10 +52,10 @@ class _Corner:
 
 
 class FrankWolfe:
-    """Weights (D, G, V) and (G, V, V) on the sequences ``index``; memory O(G V (D + sum_n U_n)).
+    """Learns weights (D, G, V) and (G, V, V) from the sequences ``index``; memory O(G V (D + sum_n U_n)).
 
-    ``run`` goes on until the relative gap of every C is small enough; ``average`` is the average of all
-    iterates, the k-th with weight k, which converges faster than the last one.
+    ``run`` continues until the relative gap of every C is small enough; ``average`` is the average of all
+    iterates, the k-th with weight k, which converges faster than the last iterate.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class FrankWolfe:
         shape = (len(C), n_labels, n_labels)
         self._node = np.zeros((tokens.features.shape[1], *shape[:2]))
         self._transitions = np.zeros(shape)
-        # sum_k k w_k = k (k + 1) / 2 w_k less what each step added times the weight of the iterates
-        # before it: so the average, too, changes only where a step moves w.
+        # sum_k k w_k = k (k + 1) / 2 w_k minus what each step added, times the total weight of the iterates
+        # before it: so the average, too, changes only where a step changes w.
         self._late_node, self._late_transitions = np.zeros_like(self._node), np.zeros(shape)
         self._rng = np.random.default_rng(seed)
         self._n_steps = 0
@@ -86,7 +87,7 @@ class FrankWolfe:
         self.relative_gap = np.ones(len(C))
 
     def run(self, tolerance: float, max_passes: int) -> None:
-        """A pass costs O(sum_n G (nnz_n V + T_n V^2))."""
+        """Makes passes until the tolerance is reached. A pass costs O(sum_n G (nnz_n V + T_n V^2))."""
         while self.passes < max_passes and (self.relative_gap > tolerance).any():
             for _ in range(min(PASSES_BETWEEN_LOOKS, max_passes - self.passes)):
                 for n in self._rng.permutation(len(self._blocks)):
@@ -100,7 +101,7 @@ class FrankWolfe:
         return self._node - self._late_node / total, self._transitions - self._late_transitions / total
 
     def _look(self) -> None:
-        """Objective and gap, one pass without moving."""
+        """Computes the objective and the gap, in one pass that leaves the weights as they are."""
         gap, dual = np.zeros(len(self.C)), np.zeros(len(self.C))
         for block in self._blocks:
             gap += self._corner(block).gap
@@ -167,9 +168,9 @@ def _block(x: csr_array, y: np.ndarray, n_labels: int, n_C: int) -> _Block:
 
 
 def best_labelling(scores: np.ndarray, transitions: np.ndarray) -> np.ndarray:
-    """(G, T) the labels of the highest score (Viterbi), of scores (G, T, V) and transitions (G, V, V).
+    """(G, T) labels with the highest score (Viterbi), for scores (G, T, V) and transitions (G, V, V).
 
-    Of equally good ones the first label wins. O(G T V^2), in T steps of NumPy.
+    Ties go to the first label. Cost O(G T V^2), in T steps of NumPy.
     """
     G, T, V = scores.shape
     path = np.zeros((G, T), dtype=np.int64)

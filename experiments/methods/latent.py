@@ -2,9 +2,9 @@
 
     f_v = X w_v,  w_v ~ N(0, s^2 I)  for each label v,    g ~ N(0, sd^2 I),    p(y | f, g): Chain
 
-is the same model as f_v ~ GP(0, s^2 X X^T). Two things are left out because no data can speak of them: the
-direction in which all labels move alike (f = h B^T with ``contrasts`` B), and directions of w that no
-training token sees (h = phi z with as many coordinates z as X has rank). What is left is exact.
+is the same model as f_v ~ GP(0, s^2 X X^T). Two things are left out because no data can tell about them:
+the direction in which all labels move alike (f = h B^T with ``contrasts`` B), and directions of w that no
+training token depends on (h = phi z with as many coordinates z as the rank of X). The rest is exact.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ RANK_TOLERANCE = 1e-10
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Of the linear kernel: s X = U diag(scale) Q^T. phi : (N, R) U diag(scale), so that h = phi z with z
-    standard normal; directions : (D, R) s Q, so that new tokens have E[h* | h] = X* directions z."""
+    """Coordinates of the linear kernel, from s X = U diag(scale) Q^T. phi : (N, R) U diag(scale), so that
+    h = phi z with z standard normal. directions : (D, R) s Q, so that new tokens have
+    E[h* | h] = X* directions z."""
 
     phi: Tensor
     scale: Tensor
@@ -58,13 +59,14 @@ class Coordinates:
         return Coordinates(*map(torch.from_numpy, parts))
 
     def inverse(self, h: Tensor) -> Tensor:
-        """(..., R, C) z, of h = phi z (..., N, C)."""
+        """(..., R, C) the coordinates z of h = phi z (..., N, C)."""
         return (self.phi.T @ h) / self.scale.square()[:, None]
 
 
 @dataclass(frozen=True)
 class Part:
-    """Sequences of similar length: token (B, T) where each position stands among all N, y and mask."""
+    """Sequences of similar length. token : (B, T) index of each position among all N tokens. y, mask : (B,
+    T)."""
 
     token: Tensor
     y: Tensor
@@ -73,7 +75,7 @@ class Part:
 
 @dataclass(frozen=True)
 class LatentChain:
-    """log p(y | f, g) of all sequences, f = h basis^T; basis : (V, C)."""
+    """log p(y | f, g) of all sequences, where f = h basis^T. basis : (V, C)."""
 
     parts: list[Part]
     basis: Tensor
@@ -83,7 +85,7 @@ class LatentChain:
     def of(tokens: Tokens, y: Sequence[np.ndarray] | None, basis: Tensor) -> LatentChain:
         n_tokens, starts = sum(tokens.lengths), tokens.starts
         parts = []
-        # Two or three parts: each costs a pass over its longest sequence, whatever its size.
+        # Two or three parts, since each costs a pass over its longest sequence, whatever its size.
         for index in by_length(tokens.lengths, max(1, n_tokens // 2)):
             T = max(tokens.lengths[i] for i in index)
             token = torch.zeros(len(index), T, dtype=torch.int64)
@@ -98,19 +100,19 @@ class LatentChain:
         return LatentChain(parts, basis, n_tokens)
 
     def log_prob(self, h: Tensor, g: Tensor) -> Tensor:
-        """(S,) of h (S, N, C) and g (S, V, V). Cost O(S N V^2)."""
+        """(S,) log-likelihoods for h (S, N, C) and g (S, V, V). Cost O(S N V^2)."""
         f, chain = h @ self.basis.T, Chain()
         values = [chain.log_prob(f[:, p.token], g, p.y, p.mask).sum(1) for p in self.parts]
         return torch.stack(values).sum(0)
 
     def slope(self, h: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, C) and (V, V), the gradient averaged over draws."""
+        """(N, C) and (V, V), the gradients in h and g, averaged over draws."""
         h, g = h.detach().requires_grad_(), g.detach().requires_grad_()
         slope_h, slope_g = torch.autograd.grad(self.log_prob(h, g).sum() / len(h), [h, g])
         return slope_h.sum(0), slope_g.sum(0)
 
     def bend(self, h: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, C) and (V, V), minus the second derivatives position by position, averaged over draws."""
+        """(N, C) and (V, V), the negative second derivatives for each position, averaged over draws."""
         f = h @ self.basis.T
         node = h.new_zeros(h.shape[1:])
         table = torch.zeros_like(g[0])

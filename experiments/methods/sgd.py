@@ -1,4 +1,4 @@
-"""Stochastic gradient ascent without SAGA's memory, for comparisons: the same steps at their own pace."""
+"""Stochastic gradient ascent without SAGA's memory, for comparisons, with step sizes of its own."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from structgp.paper.saga import Gradient, SagaState, project
 
 @dataclass(frozen=True)
 class SGD(Saga):
-    """:class:`structgp.paper.Saga` that remembers no gradients, with step sizes from the curvature
-    and all parameters moving at once. Its noise does not vanish, so its steps have to."""
+    """:class:`structgp.paper.Saga` without stored gradients, with step sizes from the curvature, which
+    moves all parameters at once. Its noise does not vanish, so its steps have to."""
 
     mean_step: float | None = None
     covariance_step: float | None = None

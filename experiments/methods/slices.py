@@ -1,13 +1,13 @@
 """Elliptical slice sampling (Murray, Adams and MacKay 2010) of many chains side by side.
 
 The target is N(x; 0, C) exp(ratio(x)). An iteration of a chain at x draws nu from N(0, C) and a height
-below ratio(x), and tries points x cos a + nu sin a of the ellipse through both, with an angle a from a
-bracket that shrinks towards 0, where x is, until one is above the height. There is nothing to tune, and
-every iteration moves.
+below ratio(x), and tries points x cos a + nu sin a on the ellipse through both. The angle a comes from a
+bracket that shrinks towards 0, the angle of x, until the ratio at a point is above the height. There is
+nothing to tune, and every iteration moves.
 
-The chains need not wait for each other: each call of ``ratio`` has one point of every chain, and one whose
-point is accepted begins its next iteration at once. All do equally many iterations, so that no state counts
-for more because its iteration was quick.
+The chains do not wait for each other: each call of ``ratio`` has one point of every chain, and a chain
+whose point is accepted begins its next iteration at once. All chains do equally many iterations, so that no
+state counts for more because its iteration was quick.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ DRAWS_AT_ONCE = 32
 
 @dataclass(frozen=True)
 class Samples:
-    """kept : (S, K, P), every ``thin``-th state of each chain behind the burn-in; evaluations : of the
-    ratio, all chains together; angle : mean size of an accepted step, in radians, behind the burn-in."""
+    """The result of sampling. kept : (S, K, P), every ``thin``-th state of each chain after burn-in.
+    evaluations : number of evaluations of the ratio, for all chains together. angle : mean size of an
+    accepted step after burn-in, in radians."""
 
     kept: Tensor
     evaluations: int
@@ -42,9 +43,10 @@ def elliptical_slices(
     thin: int,
     generator: torch.Generator,
 ) -> Samples:
-    """S chains from ``start`` (S, P). ``ratio`` (S, P) -> (S,); ``draw`` n -> (n, P) of N(0, C).
+    """Runs S chains from ``start`` (S, P). ``ratio`` (S, P) -> (S,); ``draw`` n -> (n, P) draws from N(0,
+    C).
 
-    Memory O(S K P) for what is kept, K = (n_iterations - burn_in) / thin.
+    Memory O(S K P) for the kept states, K = (n_iterations - burn_in) / thin.
     """
     chains = _Chains(ratio, draw, start, generator)
     S, K = len(start), (n_iterations - burn_in) // thin
@@ -63,8 +65,8 @@ def elliptical_slices(
 
 
 class _Chains:
-    """States x (S, P), their values (S,), iterations done (S,), and of the iteration each is in: the other
-    end of the ellipse nu, the height, the angle to try next and its bracket."""
+    """States x (S, P), their values (S,), the numbers of finished iterations (S,); and for the iteration
+    that each chain is in: nu, the height, the angle to try next and its bracket."""
 
     def __init__(
         self,
@@ -84,11 +86,11 @@ class _Chains:
         self._begin(torch.arange(len(start)))
 
     def advance(self) -> list[tuple[int, float]]:
-        """One point of each chain; which were accepted, with their angles."""
+        """Tries one point for each chain; returns the chains whose point was accepted, with the angles."""
         point = self.x * self.angle.cos()[:, None] + self.nu * self.angle.sin()[:, None]
         value = self.ratio(point)
         self.evaluations += len(value)
-        # Not only above: a bracket that has shrunk to 0 has x itself, and a start may have no density.
+        # >= and not >: a bracket that has shrunk to 0 gives x itself, and a start may have density 0.
         inside = value >= self.height
         found = inside.nonzero()[:, 0]
         accepted = list(zip(found.tolist(), self.angle[found].tolist(), strict=True))
@@ -101,10 +103,10 @@ class _Chains:
         return accepted
 
     def _begin(self, chains: Tensor) -> None:
-        """The next iteration of these chains."""
+        """Begins the next iteration of these chains."""
         n = len(chains)
         if n > len(self.pool):
-            # Many at once: a draw is a product with a large matrix, which is read once for all of them.
+            # Many at once, since a draw is a product with a large matrix, which is read once for all draws.
             self.pool = torch.cat([self.pool, self.draw(max(n, DRAWS_AT_ONCE))])
         self.nu[chains], self.pool = self.pool[:n], self.pool[n:]
         self.height[chains] = self.value[chains] + self._uniform(n).log()
@@ -116,8 +118,8 @@ class _Chains:
 
 
 def split_rhat(kept: Tensor) -> Tensor:
-    """(P,) the potential scale reduction of each number in (S, K, P), every chain split into two halves
-    (Gelman et al. 2013, 11.4): 1 where all halves agree; nan for a number that never moves."""
+    """(P,) potential scale reduction of each quantity in (S, K, P), with every chain split into two halves
+    (Gelman et al. 2013, 11.4): 1 if all halves agree; nan for a quantity that never changes."""
     half = kept.shape[1] // 2
     halves = torch.cat([kept[:, :half], kept[:, half : 2 * half]])  # (2S, half, P)
     within = halves.var(1).mean(0)

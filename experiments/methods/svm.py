@@ -1,12 +1,12 @@
-"""The structured SVM of a linear chain: margin instead of probability.
+"""The structured SVM for a linear chain, which maximises a margin instead of a likelihood.
 
     min_w  |w|^2 / 2  +  C sum_n max_y [ L(y_n, y) - <w, phi(x_n, y_n) - phi(x_n, y)> ]
 
 with L the number of wrong labels (Hamming) and phi the features of a linear CRF: one weight for each pair
 of feature and label, and of label and label. Its dual is solved by block-coordinate Frank-Wolfe
 (Lacoste-Julien, Jaggi, Schmidt and Pletscher 2013): a step takes one sequence, finds the labelling that
-violates its margin most, and moves the sequence's share of w towards it by the best step there is. The
-duality gap is known exactly and says when to stop.
+violates its margin most, and moves the sequence's share of w towards it by the optimal step size. The
+duality gap is known exactly and tells when to stop.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class StructuredSVM:
 
     Parameters
     ----------
-    C : weight of the margins, or several: then the one with the fewest wrong tokens in
-        cross-validation is taken. Of equally good ones it is the smallest, the simplest model. With a
-        single training sequence nothing can be held out, and the middle one is taken.
+    C : weight of the margins, or several: then the one with the fewest wrong tokens in cross-validation is
+        used. Ties go to the smallest, which gives the simplest model. With a single training sequence,
+        nothing can be held out, and the middle one is used.
     n_folds : folds of that cross-validation (fewer if there are fewer sequences), split at random by
         sequence.
     tolerance : stop when the duality gap is below this share of C times the number of tokens, which
         is the objective at w = 0.
-    max_passes : stop after so many passes over the data at the latest.
+    max_passes : largest number of passes over the data.
     features : how a token given as a list of strings is read: 'auto', 'columns' or 'bag'.
     random_state : seed of the folds and of the order of steps.
 
@@ -78,7 +78,7 @@ class StructuredSVM:
         self.random_state = random_state
 
     def fit(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> StructuredSVM:
-        """Choose C by cross-validation, then train on everything."""
+        """Chooses C by cross-validation, then trains on all data."""
         grid = self._checked_grid()
         X = read_out(X)
         paths, self._labels = checked_labels(X, y)
@@ -111,7 +111,7 @@ class StructuredSVM:
         ]
 
     def predict_marginals(self, X: Iterable[Any]) -> list[list[dict[str, float]]]:
-        """InputError: a margin is not a probability."""
+        """Raises InputError, since the model has no probabilities."""
         raise InputError(
             "StructuredSVM", "it has no probabilities", "use predict, or a method that has them"
         )
@@ -145,8 +145,8 @@ class StructuredSVM:
     def _choose(
         self, tokens: Tokens, y: Sequence[np.ndarray], filled: Sequence[int], grid: list[float]
     ) -> tuple[float, dict[float, float]]:
-        """The C with the lowest token error over held-out folds, and the error of each C. All C of the
-        grid are trained at once: a step costs little more for many than for one."""
+        """The C with the lowest token error over held-out folds, and the error of each C. All values of C
+        are trained at once: a step costs little more for many than for one."""
         if len(grid) == 1 or len(filled) == 1:
             return grid[len(grid) // 2], {}
         order = np.random.default_rng(self.random_state).permutation(filled)

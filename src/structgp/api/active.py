@@ -1,14 +1,15 @@
 """Active learning: which sequences of a pool to label next.
 
-'bald' scores each sequence by what its labels would tell about the functions; a batch should not ask the
-same thing twice. How alike two sequences are in this is seen in the draws: where draws disagree about the
-labels of one sequence just as they disagree about those of the other,
+'bald' scores each sequence by how much its labels would tell about the functions. A batch should not ask
+the same thing twice, so 'batch' also compares sequences with each other, by how posterior draws disagree
+about their labels. Where the draws disagree about two sequences in the same way, the S x S matrices over
+draws
 
     G_n = sum over tokens t and labels v of phi phi^T,
     phi_s(t, v) = (p_s(t, v) - E p(t, v)) / sqrt(E p(t, v)),
 
-S x S over draws, point the same way. 'batch' repeatedly takes the most informative sequence, each
-discounted by its likeness to those already taken."""
+of the two point in the same direction. 'batch' repeatedly takes the most informative sequence, where each
+candidate is discounted by its similarity to the sequences already taken."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ from structgp.errors import InputError
 N_BEST = 10
 CANDIDATES = 20
 FEWEST_CANDIDATES = 200
-"""Candidates of the batch strategy, the most informative ones: per sequence to pick, and at least."""
+"""'batch' considers the most informative sequences only: CANDIDATES for each sequence to pick, and at least
+FEWEST_CANDIDATES."""
 
 Scores = Callable[[Asked], np.ndarray]
 
@@ -45,19 +47,19 @@ def select(
     cost: str = "sequence",
     random_state: int = 0,
 ) -> list[int]:
-    """The places in ``pool`` of the n sequences to label next, most useful first.
+    """Indices in ``pool`` of the n sequences to label next, most useful first.
 
     Parameters
     ----------
-    model : a fitted one; None before the first labels, for the strategies 'diverse' and 'random'.
+    model : a fitted model; None before there are any labels, with the strategies 'diverse' and 'random'.
     strategy : 'least-confidence' (the best labelling is improbable), 'margin' (it is hardly more probable
         than the second), 'token-entropy' (summed over tokens), 'n-best-entropy' (of the ten best
-        labellings), 'bald' (the model's part of the tokens' uncertainty: what labels would tell about the
-        functions), 'batch' (the same for the n sequences together, which avoids near-duplicates),
-        'diverse' (sequences whose tokens are frequent in the pool and new beside those chosen), or
-        'random'.
-    cost : 'sequence', each costs the same to label; 'token', a sequence costs its length, and what counts
-        is the gain per token.
+        labellings), 'bald' (the epistemic part of the tokens' uncertainty: how much labels would tell about
+        the functions), 'batch' (the same for the n sequences together, which avoids near-duplicates),
+        'diverse' (sequences whose tokens are frequent in the pool and do not occur in those already
+        chosen), or 'random'.
+    cost : 'sequence' if every sequence costs the same to label; 'token' if the cost is the length of the
+        sequence: sequences are then ranked by their gain per token.
     random_state : seed of 'random'."""
     if not isinstance(n, int | np.integer) or n < 1:
         raise InputError("n", f"must be a number of sequences, got {n!r}", "use 1 or more")
@@ -82,7 +84,7 @@ def select(
 
 
 def _without_model(pool: list[Any], n: int, strategy: str, by_token: bool, seed: int) -> list[int]:
-    """What can be chosen before anything is labelled."""
+    """``select`` with the strategies that need no model."""
     if strategy == "diverse":
         return most_diverse(pool, n, by_token)
     if strategy != "random":
@@ -122,13 +124,13 @@ def _batch(asked: Asked, n: int, price: np.ndarray) -> list[int]:
     S = max(1, asked.question.n_draws)
     questions = torch.zeros((len(likely), S * S))
     for i, p in asked.some(likely).draw_marginals():
-        if len(p) == S:  # a very long sequence has fewer draws, and is like no other
+        if len(p) == S:  # a very long sequence has fewer draws: it counts as similar to no other
             questions[i] = _question(p)
     return [likely[k] for k in _greedy(torch.from_numpy(alone[likely]), questions, n)]
 
 
 def _question(p: Tensor) -> Tensor:
-    """(S S,) G of one sequence, scaled to length 1, from its probabilities (S, T, V)."""
+    """(S S,) matrix G of one sequence, flattened, scaled to length 1. p : (S, T, V) probabilities."""
     mean = p.mean(0)
     phi = ((p - mean) / mean.clamp(min=1e-12).sqrt()).flatten(1).float()
     whole = (phi @ phi.T).flatten()
@@ -136,8 +138,10 @@ def _question(p: Tensor) -> Tensor:
 
 
 def _greedy(gain: Tensor, questions: Tensor, n: int) -> list[int]:
-    """n of C sequences, by gain (C,) times how little their questions (C, Q) are like those before. The
-    median likeness of two sequences of the pool counts as none. Cost O(C Q (n + C))."""
+    """Indices of n of C sequences, chosen greedily by gain * (1 - similarity to those chosen so far).
+
+    gain : (C,). questions : (C, Q), from ``_question``. The median similarity of two sequences of the pool
+    counts as 0. Cost O(C Q (n + C))."""
     usual = float((questions @ questions.T).median()) if len(questions) > 1 else 0.0
     alike = torch.zeros_like(gain)
     chosen: list[int] = []

@@ -12,7 +12,7 @@ from structgp.data.documents import Document, Prediction, labels_to_spans, token
 from structgp.errors import InputError
 
 LEAST = 1e-3
-"""Spans of at least this probability are found all at once; of others each is asked about by itself."""
+"""Spans of at least this probability are found all at once; less probable ones are looked up one by one."""
 
 Known = Sequence[Sequence[str | None] | None]
 
@@ -25,15 +25,15 @@ def annotate(
     known: Known | None = None,
     defer: float | None = None,
 ) -> list[Document]:
-    """The documents with ``prediction``: labels, their probabilities, and the spans that they stand for,
-    each with its probability.
+    """Copies of the documents with their ``prediction``: the labels with their probabilities, and the spans
+    that these labels encode, each with its probability.
 
     Parameters
     ----------
     tagger : a fitted :class:`structgp.StructuredGPClassifier` for sequences.
-    X : features of each document's tokens, as in training; None for those of
+    X : features of each document's tokens, as in training; None for the features of
         :func:`structgp.data.documents.token_features`.
-    known : labels that are given, for each document a list with None where there is none, or None.
+    known : labels that are known: for each document None, or a list with None for each unlabelled token.
     defer : see ``predict``; a deferred label is None.
 
     Example
@@ -85,7 +85,7 @@ def _default_features(tagger: Fitted, documents: Sequence[Document]) -> list[Any
 
 
 def _check_numbers(n: int, **given: Sequence[Any] | None) -> None:
-    """InputError for an argument that has not one entry for each of n documents."""
+    """Raises InputError if an argument does not have one entry for each of the n documents."""
     for name, entries in given.items():
         if entries is not None and len(entries) != n:
             problem = f"{len(entries)} entries for {n} documents"
@@ -93,7 +93,7 @@ def _check_numbers(n: int, **given: Sequence[Any] | None) -> None:
 
 
 def _likely(asked: Asked, known: Any) -> list[dict[tuple[int, int, str], float]] | None:
-    """Probabilities of the likely spans of each sequence; None where the structure has no spans."""
+    """Probabilities of each sequence's spans that reach LEAST; None if the structure has no spans."""
     if not asked.model.structure.has_spans:
         return None
     found = asked.spans(LEAST, known)

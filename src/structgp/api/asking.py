@@ -1,4 +1,4 @@
-"""Whom to ask about what: the annotator and the sequence whose labels would tell most about the truth."""
+"""Chooses which annotator to ask about which sequence, where the labels would tell most about the truth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from structgp.errors import InputError
 
 
 class Ask(NamedTuple):
-    """Have ``annotator`` label sequence number ``sequence``: about ``gain`` nats about its true labels."""
+    """A question: sequence number ``sequence`` should be labelled by ``annotator``. The expected
+    information about its true labels is ``gain`` nats."""
 
     sequence: int
     annotator: str
@@ -31,11 +32,13 @@ def who_to_ask(
 ) -> list[Ask]:
     """The n most useful questions, best first, at most one per sequence.
 
-    A question is worth what the annotator's label would tell about the true one, summed over tokens: the
-    mutual information of both, under the model's probabilities and the annotator's confusion matrix. So
-    sure tokens are worth nothing, and so is who labels at random. annotations : what has been said of X so
-    far; nobody is asked twice about a sequence. costs : what asking each annotator costs, 1 unless it is
-    named; questions are then compared by their worth per cost. Cost O(A) matrix products per sequence."""
+    A question is worth the mutual information of the annotator's label and the true label, summed over
+    tokens, under the model's probabilities and the annotator's confusion matrix. Tokens whose labels are
+    certain are therefore worth nothing, and neither are annotators who label at random.
+
+    annotations : the labels that annotators have given to X so far; nobody is asked twice about a sequence.
+    costs : the cost of asking each annotator, 1 for those not named; questions are then compared by their
+    worth per cost. Cost O(A) matrix products per sequence."""
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
         raise InputError("n", f"must be a number of questions, got {n!r}", "use 1 or more")
     annotators, X = model.annotators_, as_list(X)

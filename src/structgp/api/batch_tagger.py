@@ -1,8 +1,8 @@
-"""A tagger of batches for workers elsewhere: a path and parameters, which any process can be sent.
+"""A tagger of batches for distributed workers: it holds a path and parameters, and pickles cheaply.
 
 Ray Data, Dask and Spark send a function to their workers and call it with one part of the data after
-another, as a list, a dict of arrays, or a table of pandas or Arrow. The model is read in the worker, at the
-first call, and once per process, however many copies of the tagger arrive there."""
+another, as a list, a dict of arrays, or a pandas or Arrow table. The worker reads the model at the first
+call, once per process, however many copies of the tagger arrive there."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from structgp.api.fitted import Fitted, read_as
 from structgp.errors import InputError
 
 MAY_BE_SET = ("n_draws", "decode", "costs", "class_weight", "device")
-"""Parameters of answers: the others belong to the fit."""
+"""Parameters that affect answers; all others belong to the fit."""
 
 _lock = threading.Lock()
 _models: dict[str, tuple[tuple[int, int], Any, Fitted]] = {}
-"""By path: the file's time and size when it was read, the structure that came with it, and the model."""
+"""Maps a path to the file's modification time and size when read, the ``structure`` and the model."""
 
 
 class BatchTagger:
@@ -44,17 +44,19 @@ class BatchTagger:
     dict of columns           the same with two more, arrays of lists
     ========================  ===================================================================
 
-    It can be pickled; the model is read where it is called, at the first call. Several threads may call it.
+    It can be pickled: the process that calls it reads the model, at its first call. Several threads may
+    call it.
 
     Parameters
     ----------
-    path : of the model file, as the workers see it.
-    column : which column of a table has the sequences; it need not be named where there is only one.
-    all_labels : add the probabilities of all labels too, as 'marginals': for each token one per label, in
+    path : path of the model file, as the workers see it.
+    column : which column of a table holds the sequences; not needed if there is only one.
+    all_labels : also add the probabilities of all labels, as 'marginals': for each token one per label, in
         the order of ``tagger.classes``.
-    structure : the likelihood of a model that was fitted with one of your own, see ``structgp.load``.
-    threads : of torch during a call; frameworks start one worker per core. None leaves them alone.
-    parameters : n_draws, decode, costs, class_weight or device, where they are to differ from the file's.
+    structure : the likelihood, for a model that was fitted with one of your own; see ``structgp.load``.
+    threads : number of torch threads during a call; 1 suits frameworks that start one worker per core. None
+        leaves the number as it is.
+    parameters : n_draws, decode, costs, class_weight or device, to override the values in the file.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class BatchTagger:
         return [str(label) for label in self._fitted().classes_]
 
     def __call__(self, batch: Any) -> Any:
-        arrow = sys.modules.get("pyarrow")  # whoever has a table of Arrow has imported it
+        arrow = sys.modules.get("pyarrow")  # if the batch is an Arrow table, pyarrow has been imported
         if arrow is not None and isinstance(batch, arrow.Table | arrow.RecordBatch):
             column = batch.column(self._column(batch.schema.names))
             table = batch if isinstance(batch, arrow.Table) else arrow.Table.from_batches([batch])
@@ -105,7 +107,7 @@ class BatchTagger:
         return [dict(zip(names, row, strict=True)) for row in zip(*answers.values(), strict=True)]
 
     def _column(self, names: Sequence[str]) -> str:
-        """The column with the sequences."""
+        """Name of the column that holds the sequences."""
         if self.column is None and len(names) == 1:
             return names[0]
         if self.column is None or self.column not in names:
@@ -115,7 +117,7 @@ class BatchTagger:
         return self.column
 
     def _answers(self, cells: Iterable[Any]) -> dict[str, list[Any]]:
-        """Columns of answers about the sequences in some cells."""
+        """The columns of answers for the sequences in ``cells``."""
         X, fitted = [_plain(cell) for cell in cells], self._fitted()
         names = ["labels", "probabilities", *(["marginals"] if self.all_labels else [])]
         if not X:
@@ -129,7 +131,7 @@ class BatchTagger:
         return dict(zip(names, found, strict=True))
 
     def _fitted(self) -> Fitted:
-        """The model, read once per process and again where the file has changed."""
+        """The model, read once per process, and again if the file has changed."""
         path = Path(self.path)
         try:
             stat = path.stat()
@@ -156,7 +158,7 @@ class BatchTagger:
 
 @contextmanager
 def _threads(n: int | None) -> Iterator[None]:
-    """So many threads of torch, and then as many as before."""
+    """Sets the number of torch threads within the context; None leaves it as it is."""
     import torch
 
     before = torch.get_num_threads()
@@ -171,8 +173,8 @@ def _threads(n: int | None) -> Iterator[None]:
 
 
 def _plain(value: Any) -> Any:
-    """A cell as ``predict`` takes it. Tables turn lists into arrays, and give every token of a sequence the
-    same keys, with None for those that it did not have."""
+    """Converts a cell to what ``predict`` takes. Tables turn lists into arrays, and give every token of a
+    sequence the same keys, with None for keys that the token did not have."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "OUS":
         return [_plain(item) for item in value.tolist()]
     if isinstance(value, list):
@@ -183,7 +185,7 @@ def _plain(value: Any) -> Any:
 
 
 def _objects(values: list[Any]) -> np.ndarray:
-    """One object per row, whatever the lengths of the lists."""
+    """(N,) object array with one value per row, even if all lists have the same length."""
     found = np.empty(len(values), dtype=object)
     found[:] = values
     return found

@@ -1,4 +1,4 @@
-"""What a model has learned as a whole: the plan of its fit, scales of features, tables of templates."""
+"""Describes what a model has learned: the plan of its fit, scales of features, tables of templates."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from structgp.plan.resolve import plan_lines
 from structgp.structures.segments.span_scheme import SpanScheme
 
 MOST_LENGTHS = 10
-"""Length-scales that a summary shows."""
+"""Largest number of length-scales that a summary shows."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Scores of the joint labels of a template's tuples, apart from features. axes : names of what each
-    dimension counts, labels in the order of a tuple; of 'length', types of spans and lengths. mean, sd : of
-    the posterior. prior_sd : standard deviation of a score a priori. scales : prior variance of a weight of
-    the tuples' features, by feature; empty where they have none."""
+    """Scores of the joint labels of a template's tuples, apart from features.
+
+    axes : names along each dimension: labels, in the order of a tuple; for 'length', span types and
+    lengths. mean, sd : posterior mean and standard deviation. prior_sd : prior standard deviation of a
+    score. scales : prior variance of a weight of the tuples' features, by feature; empty if there are no
+    features."""
 
     axes: tuple[tuple[str, ...], ...]
     mean: np.ndarray
@@ -37,18 +39,21 @@ class Table:
 
 @dataclass(frozen=True)
 class Summary:
-    """templates : prior variance of a weight, by template; transition_templates : the same for features of
-    transitions, empty where those have none; classes : the labels; transitions : (V, V) mean of the score
-    of a label (row) followed by another (column), apart from features, and transition_sds : (V, V) its
-    posterior sd, all 0 where the model has no transitions; plan : every choice of the fit, with its
-    reason; vectors : how many training tokens have a word vector, for a model from a file that was trained
-    with word vectors, else None; held_out : figures of cross-validation (``held_out_``), None where there
-    are none; length_scales : of the kernel on dense columns, in their units: one number where all columns
-    share one after scaling (for a typical column), else one per column, None for a constant one; None
-    where there are none; tables : of every template but the nodes, by name, for structures beyond the
-    chain; layer_templates : as ``templates``, by layer, where there are several; annotators : how
-    reliable they are, None where labels were taken for true; bounds : the evidence lower bound on the draws
-    of the fit, and on fresh ones."""
+    """What a model has learned; ``str`` gives it as text.
+
+    templates : prior variance of a weight, by template. classes : the labels. transitions : (V, V)
+    posterior mean of the score of a label (row) followed by another (column), apart from features.
+    transition_sds : (V, V) posterior sd of these scores; all 0 if the model has no transitions. plan :
+    every choice of the fit, with its reason. transition_templates : as ``templates``, for features of
+    transitions; empty if there are none. vectors : how many training tokens have a word vector, for a model
+    from a file that was trained with word vectors, else None. held_out : figures of cross-validation
+    (``held_out_``), or None. length_scales : length-scales of the kernel on dense columns, in the units of
+    the columns: one number (that of a typical column) if all columns share one length-scale after scaling,
+    else one per column, with None for a constant column; None if there are no length-scales. tables : the
+    table of every template except the nodes, by name, for structures beyond the chain. layer_templates : as
+    ``templates``, by layer, if there are several layers. annotators : how reliable they are; None if the
+    labels were taken to be true. bounds : the evidence lower bound on the draws of the fit, and on fresh
+    draws."""
 
     templates: dict[str, float]
     classes: list[str]
@@ -103,7 +108,7 @@ class Summary:
 
 
 def table_lines(table: Table) -> list[str]:
-    """A table for people to read: the last place of a tuple across, all others down."""
+    """The table as lines of text: the last dimension runs across, all others run down."""
     names = [" ".join(labels) for labels in product(*table.axes[:-1])]
     width, last = max(map(len, names), default=0), table.axes[-1]
     lines = [" " * (width + 2) + "".join(f"{label:>14}" for label in last)]
@@ -115,7 +120,7 @@ def table_lines(table: Table) -> list[str]:
 
 
 def held_out_lines(found: dict[str, Any]) -> list[str]:
-    """What cross-validation within the training data has found, for people to read."""
+    """The results of cross-validation within the training data, as lines of text."""
     sizes = f"{found['n_tokens']} tokens in {found['n_folds']} folds"
     error, nll = found["token_error"], found["token_nll"]
     told = f"token error {error:.2%}, token NLL {nll:.4f} to be expected (from {sizes})"
@@ -123,7 +128,7 @@ def held_out_lines(found: dict[str, Any]) -> list[str]:
 
 
 def length_lines(found: float | list[float | None]) -> list[str]:
-    """Length-scales for people to read: the shortest first, which matter most."""
+    """Length-scales as lines of text, shortest first, since short ones matter most."""
     if not isinstance(found, list):
         return [f"{found:.3g} for a typical column; one for all after scaling"]
     order = sorted((length, column) for column, length in enumerate(found) if length is not None)
@@ -132,8 +137,8 @@ def length_lines(found: float | list[float | None]) -> list[str]:
 
 
 def describe(model: StructuredGPClassifier) -> Summary:
-    """What the model has learned about features, transitions and other templates, and the plan of its
-    fit."""
+    """Summarises what the model has learned about features, transitions and other templates, and the plan
+    of its fit."""
     check_is_fitted(model, "model_")
     fitted, covered = model.model_, model.training_log_.get("vectors")
     V, edges = len(fitted.labels.classes), fitted.split.next
@@ -159,7 +164,7 @@ def describe(model: StructuredGPClassifier) -> Summary:
 
 
 def tables_of(fitted: Model) -> dict[str, Table]:
-    """The table of every template but the nodes, of a structure beyond the chain."""
+    """The table of every template except the nodes, by name, for a structure beyond the chain."""
     found = {}
     for k, template in enumerate(fitted.spec.templates):
         block, view = fitted.posterior[template.name], fitted.split.views[k]
@@ -172,7 +177,7 @@ def tables_of(fitted: Model) -> dict[str, Table]:
 
 
 def _axes(fitted: Model, k: int) -> tuple[tuple[str, ...], ...]:
-    """What each dimension of the scores of template k counts."""
+    """The names along each dimension of the scores of template k, see ``Table``."""
     template, classes = fitted.spec.templates[k], fitted.labels.classes
     if template.rule == "length":
         lengths = [*map(str, range(1, template.longest + 1)), f"over {template.longest}"]

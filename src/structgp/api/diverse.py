@@ -1,4 +1,4 @@
-"""Which sequences to label before there is a model: those that show much of what the pool is made of."""
+"""Chooses sequences to label before there is a model: those that cover the pool's feature values best."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from structgp.errors import InputError
 
 
 def most_diverse(pool: Sequence[Any], n: int, by_token: bool = False) -> list[int]:
-    """The places of n sequences, greedily: each adds the most that earlier ones lack. A value of a feature
-    counts as often as it occurs in the pool, once it is chosen it counts nothing more. by_token : whether
-    tokens are what costs; what a sequence adds is then divided by the square root of its length, since the
-    length itself would have single words chosen. Cost O(N log N) steps and the size of the pool, about:
-    what a sequence adds only gets less."""
+    """Indices of n sequences, chosen greedily: each adds the most that the earlier ones lack.
+
+    A feature value that no chosen sequence has yet counts as often as it occurs in the pool. by_token :
+    True if the cost of labelling is per token; what a sequence adds is then divided by the square root of
+    its length, since dividing by the length itself would favour sequences of a single word. Cost: about
+    O(N log N) steps plus the size of the pool, because what a sequence adds can only decrease."""
     values = [list(_values(x, i)) for i, x in enumerate(pool)]
     often = Counter(value for some in values for value in some)
     sets = [set(some) for some in values]
@@ -34,7 +35,7 @@ def most_diverse(pool: Sequence[Any], n: int, by_token: bool = False) -> list[in
     while queue and len(chosen) < n:
         _, i = heapq.heappop(queue)
         now = -gain(i)
-        if queue and now > queue[0][0]:  # it adds less by now than another
+        if queue and now > queue[0][0]:  # by now it adds less than another sequence
             heapq.heappush(queue, (now, i))
             continue
         chosen.append(i)
@@ -47,7 +48,7 @@ def _length(x: Any) -> int:
 
 
 def _values(x: Any, number: int) -> Iterator[Hashable]:
-    """All values of features in a sequence, with their names."""
+    """All feature values in a sequence, with the names of the features."""
     for token in x.nodes if isinstance(x, Graph) else x:
         if isinstance(token, Mapping):
             yield from ((key, str(v)) for key, v in token.items() if not isinstance(v, np.ndarray))

@@ -1,4 +1,4 @@
-"""The scikit-learn face of the library."""
+"""The scikit-learn interface of the library."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ from structgp.plan.word_choice import parts_stay, parts_wanted, taken_apart, war
 class StructuredGPClassifier(Fitted, BaseEstimator):
     """Sequence labelling with Gaussian-process potentials and a posterior over them.
 
-    Each label has a node score per token, a latent function of its features with a GP prior; each label
-    with the next one has a Gaussian transition score; given those, a labelling is scored by
-    ``structure``. ``fit`` finds the variational posterior; predictions average over it.
+    Each label has a score per token (node score), a latent function of the token's features with a GP
+    prior; each pair of neighbouring labels has a transition score with a Gaussian prior. Given these
+    scores, ``structure`` defines the probability of a labelling. ``fit`` finds the variational posterior;
+    predictions average over it.
 
     Parameters
     ----------
@@ -59,61 +60,63 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         :class:`structgp.structures.Structure`; or any function ``log_prob(f, g, y)`` of one sequence, with
         f (S, T, V), g (S, V, V) and y (T,) indices into ``classes_``, that returns S log-probabilities, in
         torch or NumPy, with or without a gradient. With an attribute ``batched = True`` it is ``log_prob(f,
-        g, y, mask)`` on (S, B, T, V), (S, V, V), (B, T), (B, T) and returns (S, B).
-        It answers by its values. :class:`structgp.Custom` adds what answers in its place and how many
-        processes call it. See :mod:`structgp.testing`.
-    kernel : 'auto' (where the fit is second-order, 'relevance' on categorical and sparse features and
-        'linear+rbf' on dense ones, or 'linear' on 32 dense columns or more beside other features; else one
-        weight per template on categorical features, normalised linear on sparse and RBF on dense ones),
+        g, y, mask)`` on (S, B, T, V), (S, V, V), (B, T), (B, T) and returns (S, B). Answers are computed
+        from the values of the function; :class:`structgp.Custom` can name another structure that answers in
+        its place, and the number of processes that call it. See :mod:`structgp.testing`.
+    kernel : 'auto' (if the fit is second-order: 'relevance' on categorical and sparse features, and on
+        dense ones 'linear+rbf', or 'linear' for 32 or more dense columns beside other features; otherwise
+        one weight per template on categorical features, normalised linear on sparse and RBF on dense ones),
         'relevance' (linear, with one scale per template and one relevance per feature), 'linear', 'rbf',
         'template', 'template-product'; on dense features also 'rbf-ard' (one length-scale per column),
-        'matern', 'linear+rbf', 'linear+rbf-ard', 'linear+matern' and any GPyTorch kernel; or a dict from
-        kind of feature ('categorical', 'sparse', 'dense') to one of these.
+        'matern', 'linear+rbf', 'linear+rbf-ard', 'linear+matern' and any GPyTorch kernel; or a dict that
+        maps kinds of features ('categorical', 'sparse', 'dense') to one of these.
     prior : :class:`structgp.Prior`: amplitude, transition_sd, learn_kernel, data_weight.
-    posterior : 'weights' (one weight per feature, where the kernel is 'relevance', and on dense features
-        under any kernel: with a full covariance there), 'inducing' (values at inducing inputs, for any
-        kernel), :class:`structgp.Weights`, :class:`structgp.Inducing` or
-        :class:`structgp.Mixture`. 'auto' is 'weights' where the second-order fit learns such a kernel.
+    posterior : 'weights' (one weight per feature: for the kernel 'relevance', and, with a full covariance,
+        for any kernel on dense features), 'inducing' (values at inducing inputs, for any kernel),
+        :class:`structgp.Weights`, :class:`structgp.Inducing` or :class:`structgp.Mixture`. 'auto' is
+        'weights' where the second-order fit learns such a kernel.
     inference : 'auto' (second-order where the structure gives its curvature, else natural; minibatch on
-        shards, and for weights from 100,000 tokens on), 'second-order', 'minibatch' (the same batch by
+        shards, and for weights from 100,000 tokens on), 'second-order', 'minibatch' (second-order batch by
         batch, for weights), 'natural', 'adam', 'saga', 'lbfgs'; 'paper-batch' and 'paper-stochastic', with
         the draws, inducing inputs, gradient and schedule that the paper states; or an optimiser, such as
         :class:`structgp.SecondOrder`, whose fields name the gradient estimator, its draws, and what moves
         with the bound (``learn_scales``).
-    features : how a token given as a list of strings is read: 'columns' (place j is template j), 'bag' (a
-        set of attributes), or 'auto' (columns if all tokens have the same number). With dicts, 'columns'
-        lifts the limit on templates.
-    word_parts : which feature's values are taken apart: their beginnings and ends of up to four characters
-        and their shapes are features too, so that words which training never saw share what others have
-        taught. 'auto' finds the feature that is the token's word (``structgp.data.find_words``), if there
-        is one; None leaves words whole; or the name of a feature with string values.
-    constraints : on labellings: 'BIO' or 'IOBES', or {'forbidden': [(label, next label), ...]}, or
-        {'allowed': [...]}; None in place of a label is the beginning or the end of a sequence. With the
+    features : how a token given as a list of strings is read: 'columns' (position j is template j), 'bag'
+        (a set of attributes), or 'auto' (columns if all tokens have the same number of strings). With
+        dicts, 'columns' lifts the limit on templates.
+    word_parts : the feature whose values are split into parts: prefixes and suffixes of up to four
+        characters and the word's shape become features too, so that what is learned from words in training
+        carries over to unseen ones. 'auto' finds the feature that is the token's word
+        (``structgp.data.find_words``), if there is one; None leaves words whole; or the name of a feature
+        with string values.
+    constraints : constraints on labellings: 'BIO' or 'IOBES', or {'forbidden': [(label, next label), ...]},
+        or {'allowed': [...]}; None in place of a label is the beginning or the end of a sequence. With the
         names of templates, rules on the tuples of any structure, such as {'forbidden': {'parent': [(label,
-        label), ...], 'cites': [...]}} (``structgp.data.rules``). No prediction breaks them, and the
-        structure is fitted under them. 'auto' adopts BIO, IOBES, BILOU or IO
-        where the labels are written in it and every training labelling obeys it; the plan says so. None: no
-        constraints.
-    class_weight : None, or a dict from label to a factor: predictions are as if that label were so many
+        label), ...], 'cites': [...]}} (``structgp.data.rules``). No prediction breaks the constraints, and
+        the structure is fitted under them. 'auto' adopts BIO, IOBES, BILOU or IO if the labels are written
+        in that scheme and every training labelling obeys it; the plan says so. None: no constraints.
+    class_weight : None, or a dict from label to a factor: predictions are as if that label were that many
         times as frequent as in training. 'balanced': as if all labels were equally frequent.
-    decode : what predicted labels are chosen for: 'f1' (the highest expected span F1), 'accuracy' (the
-        most tokens right in expectation), 'sequence' (the most probable whole labelling), 'cost' (the
-        lowest expected cost, see ``costs``). 'auto' is 'f1' where labels are spans (B-X, I-X, O and the
-        like), else 'accuracy'.
-    costs : with decode='cost', a dict {true label: {predicted label: cost}}, in which an error costs 1
-        unless it is named and a right label nothing; or a (V, V) array ordered as ``classes_``, row = true.
-    n_draws : draws of the potentials that an answer averages over; 0 plugs in the posterior mean. 'auto' is
-        512 for ``chain()`` with tables of links (``same``, ``edges``) and 128 for all else. Where the
-        structure is a chain without links, probabilities of single labels, and labels chosen by them, come
-        in a quicker way of the same quality (``structgp.answers.local_points``).
-    device : where fit and answers are computed: 'cpu', a torch device such as 'cuda', or 'auto', the GPU
-        where there is one. The fitted model itself is kept in main memory.
+    decode : the criterion by which predicted labels are chosen: 'f1' (the highest expected span F1),
+        'accuracy' (the highest expected number of correct tokens), 'sequence' (the most probable whole
+        labelling), 'cost' (the lowest expected cost, see ``costs``). 'auto' is 'f1' where labels are spans
+        (B-X, I-X, O and the like), else 'accuracy'.
+    costs : with decode='cost', a dict {true label: {predicted label: cost}}, in which an error that is not
+        named costs 1 and a correct label 0; or a (V, V) array ordered as ``classes_``, row = true.
+    n_draws : number of draws of the potentials that an answer averages over; 0 plugs in the posterior mean.
+        'auto' is 512 for ``chain()`` with tables of links (``same``, ``edges``) and 128 otherwise. For a
+        chain without links, probabilities of single labels, and labels chosen by them, are computed by a
+        quicker method of the same accuracy (``structgp.answers.local_points``).
+    device : where fits and answers are computed: 'cpu', a torch device such as 'cuda', or 'auto', the GPU
+        if there is one. The fitted model itself is kept in main memory.
     random_state : seed; equal seeds give equal fits.
-    warm_start : a fit starts from the posterior of the earlier fit, and keeps its features and labels.
-    verbose : report the plan and every step through the logger 'structgp', to standard error if nothing
-        else listens.
+    warm_start : if True, a fit starts from the posterior of the earlier fit, and keeps its features and
+        labels.
+    verbose : if True, report the plan and every step through the logger 'structgp', or on standard error if
+        nothing listens to that logger.
 
-    Fields of option objects have nested names as in scikit-learn: ``set_params(prior__transition_sd=1.0)``.
+    Fields of option objects have nested names, as in scikit-learn:
+    ``set_params(prior__transition_sd=1.0)``.
 
     Attributes
     ----------
@@ -121,18 +124,18 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
     training_log_ : what the fit did and why: 'plan' (every choice with its reason), 'optimizer', 'reason',
         'gradient', 'stopped', 'steps', 'trace' (number and bound of some steps), 'elbo' and 'fresh_elbo'
         (which bracket the optimum in expectation), 'relaxation' (evidence before and after, if the kernel's
-        shape was learned so), 'pilot' (the first fit, on a part of the data), 'held_out' (figures of
-        left-out training data, where the weight of the data was chosen by them), 'posterior' (weights or
-        inducing), 'covariance', 'covariance_rank', 'covariance_reason', 'kernel_scales' (prior variance of
-        a weight, by template), 'function_scales', 'effective_parameters', 'kl_inducing', 'kl_transitions',
-        'length_scales' (of the kernel on dense features, in the units of the columns: one number where all
+        shape was learned that way), 'pilot' (the first fit, on a part of the data), 'held_out' (figures on
+        held-out training data, if the data weight was chosen by them), 'posterior' (weights or inducing),
+        'covariance', 'covariance_rank', 'covariance_reason', 'kernel_scales' (prior variance of a weight,
+        by template), 'function_scales', 'effective_parameters', 'kl_inducing', 'kl_transitions',
+        'length_scales' (of the kernel on dense features, in the units of the columns: one number if all
         columns share one after scaling, else a list), 'shape' (how it was learned: 'bound', 'regression'),
-        'amplitude_factor', 'transition_sd', 'template_sds' (prior sd of a score, by template but the
-        nodes), 'n_inducing', 'inducing_residual', 'evaluations', 'seconds', 'foreseen' (of a
-        function of values alone, how long the fit was to take), 'log_z' for structures beyond
-        the chain (bounds of it from below and above, 'low' and 'high', where the tree-reweighted one stands
-        in for it, else None), 'dev' if dev data was passed, and 'vectors' in a model from a file that was
-        trained with word vectors (numbers of training tokens with and without one).
+        'amplitude_factor', 'transition_sd', 'template_sds' (prior sd of a score, for every template except
+        the nodes), 'n_inducing', 'inducing_residual', 'evaluations', 'seconds', 'foreseen' (how long the
+        fit was expected to take, for a function of values alone), 'log_z' for structures beyond the chain
+        (lower and upper bounds on log Z, 'low' and 'high', if the tree-reweighted bound replaces it, else
+        None), 'dev' if dev data was passed, and 'vectors' in a model from a file that was trained with word
+        vectors (numbers of training tokens with and without one).
     model_ : the fitted :class:`structgp.answers.ask.Model`.
 
     Notes
@@ -141,17 +144,18 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
     strings, or a 2-D array, torch tensor or scipy-sparse matrix with one row per token. y is a list of
     lists of strings. In a dict, string values are templates, named by their key (beyond 64 keys: a bag of
     attributes); numbers and flags are numeric features; 1-D arrays or tensors, such as word vectors, are
-    dense features, of one length per key and with every token; lists and nested dicts are read as
-    python-crfsuite reads them. Each kind has a kernel of its own, and the model uses their sum. A model
-    read from a file has no 'steps' in its log, and as its ``kernel`` the fitted one if it was not given by
-    name.
+    dense features: every token must have them, with one length per key; lists and nested dicts are read as
+    python-crfsuite reads them. Each kind of feature has its own kernel, and the model uses their sum. A
+    model read from a file has no 'steps' in its log; its ``kernel`` is the fitted kernel, unless the kernel
+    was given by name.
 
     Memory is O(V M) for a posterior of M weights; O(V F^2) for F weights of dense features; O(V M^2) for
-    one of M inducing inputs, or O(V M r) if its covariances are low-rank; and O(V T^2) for a sequence of T
-    tokens."""
+    a posterior of M inducing inputs, or O(V M r) if its covariances are low-rank; and O(V T^2) for a
+    sequence of T tokens."""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The parameters; with ``deep``, fields of option objects too, as in ``prior__transition_sd``."""
+        """The parameters; with ``deep``, also the fields of option objects, such as
+        ``prior__transition_sd``."""
         found: dict[str, Any] = super().get_params(deep=False)
         for name, value in list(found.items()) if deep else []:
             if _is_option(value):
@@ -159,7 +163,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         return found
 
     def set_params(self, **params: Any) -> StructuredGPClassifier:
-        """Sets parameters; a nested name puts a changed copy in the place of the option object."""
+        """Sets parameters; a nested name replaces the option object with a changed copy."""
         nested = {key: params.pop(key) for key in list(params) if "__" in key}
         super().set_params(**params)
         for key, value in nested.items():
@@ -184,23 +188,23 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         checkpoint: str | Path | None = None,
         together: Processes = ALONE,
     ) -> StructuredGPClassifier:
-        """Fits the posterior. A label may be None: all its values are summed over. Dev data is scored at
-        the end, into ``training_log_['dev']``.
+        """Fits the posterior. A label may be None: the likelihood then sums over its possible values. Dev
+        data is scored at the end, and the scores are stored in ``training_log_['dev']``.
 
-        y may be :class:`structgp.Annotations`, labels of several annotators. The true labels are then
-        summed over, and how reliable each annotator is is learned with the rest (``annotators_``).
+        y may be :class:`structgp.Annotations`, the labels of several annotators. The true labels are then
+        summed over, and the reliability of each annotator is learned with the rest (``annotators_``).
 
-        X may be :class:`structgp.data.shards.Shards`, which hold labels too: data that is too much for
-        memory is then read batch by batch, with 'minibatch' inference.
+        X may be :class:`structgp.data.shards.Shards`, which hold labels too: data too large for memory is
+        then read batch by batch, with 'minibatch' inference.
 
         ``sample_weight`` : (N,), how often each sequence counts; 0 leaves it out. ``early_stopping`` : stop
-        when the likelihood of the dev data has not risen for two steps, and keep the best. ``callback`` is
-        called with every :class:`structgp.inference.StepInfo`; if it returns True the fit stops there and
-        keeps what has been reached; in it, :meth:`so_far` gives a model to ask. ``checkpoint`` : a file for
-        the state of the fit, from which an equal call goes on if this one is killed; it is removed when the
-        fit is done. ``together`` : the processes that share the sequences
-        (``inference.distributed.joined``); all of them make the same call with all the data, and have the
-        same fit."""
+        when the likelihood of the dev data has not risen for two steps, and keep the best step.
+        ``callback`` : called with every :class:`structgp.inference.StepInfo`; if it returns True, the fit
+        stops and keeps the current state; within it, :meth:`so_far` returns a model that can be asked.
+        ``checkpoint`` : a file for the state of the fit, from which an equal call resumes if this one is
+        killed; it is removed when the fit is done. ``together`` : the processes that share the sequences
+        (``inference.distributed.joined``); all of them make the same call with all the data, and end with
+        the same fit."""
         options = self._options()
         if early_stopping is not False or X_dev is not None or y_dev is not None:
             check_dev(X_dev, y_dev, early_stopping)
@@ -235,8 +239,8 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         before: Model | None,
         together: Processes,
     ) -> tuple[Examples, Plan, Model | None]:
-        """The data as examples, the plan of their fit, and the model to start from; None where ``before``
-        cannot be that, of which a warning says so."""
+        """The data as examples, the plan of the fit, and the model to start from: ``before``, or None with
+        a warning if the fit cannot start from it."""
         given: dict[str, Any] = {"features": self.features, "constraints": declared(options)}
         given["word_parts"] = parts_wanted(options)
         given |= {"weights": weights, "spec": graph_of(options)}
@@ -246,7 +250,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         examples = read_examples(X, y, **given, **known, stacklevel=5)
         plan = resolve(options, examples, together)
         same_parts = before is None or parts_stay(options, before.encoder)
-        if before is not None and not same_parts:  # what was asked for may come to the same
+        if before is not None and not same_parts:  # other options may still split the same feature
             same_parts = taken_apart(read_examples(X, y, **given).encoder) == taken_apart(before.encoder)
         if before is not None and not (same_parts and can_go_on(plan, before, examples)):
             message = (
@@ -268,16 +272,16 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         remember: bool = True,
         callback: Callback | None = None,
     ) -> StructuredGPClassifier:
-        """Learns from more data. New features and new labels are taken in; new labels come last in
-        ``classes_``. The first call is a fit; ``classes`` may then name labels that are still to come.
+        """Learns from more data. New features and labels are added to the model; new labels come last in
+        ``classes_``. The first call is a fit; its ``classes`` may name labels that occur only later.
 
-        remember : whether all data are kept in the estimator, up to 20,000 tokens, and fitted together: up
-        to 3,000, the result is that of one fit; beyond, the data weight is chosen anew only now and then.
-        Otherwise, with more data, and in a model from a file, which keeps none,
-        what has been learned so far is the prior of the new data, and earlier data are known through their
-        posterior alone. That is for posteriors of weights (``training_log_['posterior']``); a warning says
-        where it makes predictions worse, as far as the new data tell. About a new label that the first call
-        did not name, earlier data then say nothing: not even that it did not occur in them."""
+        remember : whether the estimator keeps all data, up to 20,000 tokens, and fits them together. Up to
+        3,000 tokens the result equals that of one fit; beyond, the data weight is chosen anew only now and
+        then. If data are not kept (remember=False, more data, or a model from a file, which holds no data),
+        the posterior so far becomes the prior for the new data, and earlier data are known through that
+        posterior alone. This needs a posterior of weights (``training_log_['posterior']``); a warning is
+        given if it makes predictions worse, as far as the new data tell. Earlier data then say nothing
+        about a new label that the first call did not name, not even that it did not occur in them."""
         options = self._options()
         refuse_graph(options, "partial_fit")
         if isinstance(X, Shards):
@@ -292,7 +296,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         if before is not None:
             known = {"encoder": before.encoder, "classes": before.labels.classes}
             if isinstance(options.structure, str) and before.spec.is_chain:
-                options = replace(options, structure=before.spec)  # whatever the new data would suggest
+                options = replace(options, structure=before.spec)  # even if the new data suggest another
         examples = read_examples(X, y, weights=sample_weight, **given, **known)
         warn_of_odd_labels(examples, before and before.info["label_counts"])
         new = Memory.of(X, y, examples) if remember else None
@@ -301,7 +305,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
             return self._run(options, examples, plan, None, callback, memory=new)
         whole = new and new.after(getattr(self, "memory_", None))
         if whole:
-            known["encode_anew"] = True  # words are looked for in all data
+            known["encode_anew"] = True  # the feature with the words is looked for in all data
             examples = read_examples(whole.X, whole.y, weights=whole.weights, **given, **known)
             plan, examples = adopt(options, resolve(options, examples), examples, before.info)
             settled = None if whole.is_to_be_weighed(examples.n_tokens) else before.info
@@ -327,9 +331,10 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         memory: Memory | None = None,
         **extras: Any,
     ) -> StructuredGPClassifier:
-        """What every fit does: a posterior to start from, the optimiser, the fitted attributes. settled :
-        log of an earlier fit, whose data weight, spread and threshold stay. memory : what to remember of
-        the data."""
+        """The steps common to all fits: the initial posterior, the optimiser, the fitted attributes.
+
+        settled : log of an earlier fit whose data weight, spread and threshold are kept. memory : the data
+        to remember for ``partial_fit``."""
 
         def report(info: StepInfo) -> bool | None:
             logger.info("step %d: bound %.2f", info.iteration + 1, info.elbo)
@@ -373,15 +378,15 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
 
     @property
     def held_out_(self) -> dict[str, Any] | None:
-        """What to expect of the model on new data, from left-out training data: the log's 'held_out'. None
-        where the weight of the data was not chosen by cross-validation."""
+        """The performance to expect on new data, estimated on held-out training data: 'held_out' in the
+        log. None if the data weight was not chosen by cross-validation."""
         check_is_fitted(self, "model_")
         found: dict[str, Any] | None = self.training_log_.get("held_out")
         return found
 
     def so_far(self) -> StructuredGPClassifier:
-        """Within the ``callback`` of a ``fit``: a fitted estimator with the posterior as it is now, to be
-        asked like any other. The fit goes on undisturbed. Cost: a copy of the posterior."""
+        """A fitted estimator with the current posterior, for use within the ``callback`` of a ``fit``. It
+        can be asked like any other; the fit continues unaffected. Cost: a copy of the posterior."""
         if not hasattr(self, "_fitting"):
             raise InputError("so_far", "no fit is going on", "call it in the callback of a fit")
         found = copy.copy(self)
@@ -404,10 +409,12 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         name: str = "data",
         model_name: str = "model",
     ) -> None:
-        """Writes what the model makes of X to one HTML page at ``path``, and with the true labels y how
-        that compares with them; None if there are none. words : what to show for each token, by default
-        its feature 'word', 'token', 'form' or 'text', or the first that is a string. name, model_name : in
-        the page's title. ``structgp report`` does the same for files."""
+        """Writes an HTML page with the model's answers about X to ``path``.
+
+        y : the true labels, to compare the answers with; None if there are none. words : the text to show
+        for each token, by default its feature 'word', 'token', 'form' or 'text', or else its first string
+        feature. name, model_name : names of the data and the model in the page's title. ``structgp report``
+        does the same for files."""
         from structgp.report import write_page
 
         check_is_fitted(self, "model_")
@@ -423,13 +430,13 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
 
 
 def _is_option(value: Any) -> bool:
-    """Whether it is an option object, whose fields are parameters."""
+    """True if the value is an option object, whose fields are parameters."""
     params = getattr(value, "__dataclass_params__", None)
     return params is not None and params.frozen and not isinstance(value, type)
 
 
 def load(path: str | Path, structure: Any = None) -> StructuredGPClassifier:
-    """The fitted estimator in a file that ``save`` or ``structgp train`` wrote. ``structure`` : your own
-    function or :class:`Structure` that answered, if the model had one; a file holds no code. 'chain' has
-    the chain answer in its place."""
+    """The fitted estimator from a file written by ``save`` or ``structgp train``. ``structure`` : your own
+    function or :class:`Structure`, if the model was fitted with one, since a file holds no code; 'chain'
+    makes the chain answer in its place."""
     return read_as(StructuredGPClassifier, path, structure)

@@ -1,15 +1,15 @@
-"""Why this label: what speaks for it, in features, in neighbours and in training tokens.
+"""Explains a predicted label by the features, neighbours and training tokens that speak for or against it.
 
 Under the posterior mean, the log-odds of one label against another at a token are a sum,
 
     log p(a) / p(b) = f(a) - f(b)  +  what comes from the left  +  what comes from the right,
 
-f being a sum over features in turn; and at the optimum of the fit also over training tokens n, each with
-its likeness to this one times what the model leaves unexplained of its label,
+where f is itself a sum over features. At the optimum of the fit, f is also a sum over training tokens n:
+the kernel between that token and this one, times the residual of its label,
 
     f(x) = sum_n k(x, x_n) (1[y_n] - p_n).
 
-For structures beyond the chain ``explain_graph`` says what every neighbouring tuple adds.
+For structures beyond the chain, ``explain_graph`` computes what every neighbouring tuple adds.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from structgp.structures import Chain
 
 
 class Transition(NamedTuple):
-    """The neighbour's most probable label if the token has ``label``, and if it has ``other``; by how much
-    one transition scores more than the other, with the posterior sd of that."""
+    """The neighbour's most probable label if the token has ``label``, and if it has ``other``; the
+    difference between the scores of these two transitions, and its posterior sd."""
 
     if_label: str
     if_other: str
@@ -49,10 +49,11 @@ class Explanation:
     """``log_odds`` of ``label`` against ``other`` = ``unary`` + ``left`` + ``right``, under the posterior
     mean.
 
-    features : parts of ``unary``, largest first. before, after : the neighbouring labels that decided most
-    of ``left`` and ``right``, None at the ends and where there are no transitions. witnesses : training
-    tokens, or inducing inputs, those for the label first, those against it last. Over all inducing inputs
-    they sum up to ``unary``; over training tokens only roughly, since p_n is an average over draws."""
+    features : parts of ``unary``, largest first. before, after : the most probable labels of the two
+    neighbours, on which ``left`` and ``right`` mostly depend; None at the ends and if there are no
+    transitions. witnesses : training tokens, or inducing inputs; those that speak for the label come first,
+    those against it last. Over all inducing inputs their scores sum to ``unary``; over training tokens only
+    roughly, since p_n is an average over draws."""
 
     label: str
     other: str
@@ -92,11 +93,13 @@ def explain(
     y_train: Iterable[Any] | None = None,
     n: int = 10,
 ) -> Explanation | GraphExplanation:
-    """Why token number ``token`` of the sequence x has ``label`` (by default the most probable one) rather
-    than ``other`` (by default the next). In a grid, a token is (row, column); with layers, (layer, token).
+    """Explains why token number ``token`` of the sequence x has ``label`` (by default the most probable
+    one) rather than ``other`` (by default the next). In a grid, a token is (row, column); with layers,
+    (layer, token).
 
-    With training data, ``n`` of its tokens that speak for the label and against it; without, inducing
-    inputs where the model has them. Structures beyond the chain have a :class:`GraphExplanation`."""
+    The witnesses are the ``n`` training tokens that speak most for the label and the ``n`` that speak most
+    against it; without training data, they are inducing inputs, if the model has them. For structures
+    beyond the chain, the result is a :class:`GraphExplanation`."""
     asked = model.ask([x])
     if asked.links is not None:
         return _explain_graph(model, asked, token, label, other, X_train, y_train, n)
@@ -114,7 +117,7 @@ def explain(
     node, step = (found[0, 0] for found in at.structure.walk(at.f, at.g, at.mask))
     odds = float((node[t, a] / node[t, b]).log())
     unary = float(at.f[0, 0, t, a] - at.f[0, 0, t, b])
-    here = at.one(0, t + 1)  # the token as the last one: nothing comes from the right
+    here = at.one(0, t + 1)  # cut off after the token: nothing comes from the right
     last = Chain(spec=fitted.spec).marginals(here.f, here.g, here.mask)[0, 0, t]
     left = float((last[a] / last[b]).log()) - unary
     before = after = None
@@ -140,7 +143,7 @@ def _explain_graph(
     y_train: Any,
     n: int,
 ) -> GraphExplanation:
-    """As ``explain``, for structures beyond the chain."""
+    """``explain`` for structures beyond the chain."""
     asked.require("has_marginals", "marginals")
     if not len(asked.rows[0]):
         raise InputError("x", "no tokens in it", "pass an example with at least one")
@@ -162,7 +165,7 @@ def _explain_graph(
 def _own(
     model: StructuredGPClassifier, asked: Asked, at: Variable, a: int, b: int, X: Any, y: Any, n: int
 ) -> tuple[list[Part], list[Witness]]:
-    """What the features of a token say for label a against b, and training tokens."""
+    """The features of a token, and the witnesses, that speak for label a or for label b."""
     fitted = asked.model
     row = fitted.split.node.select(torch.from_numpy(asked.rows_apart[0][at.token : at.token + 1]))
     q, first = fitted.posterior[at.template], at.labels[0]
@@ -184,8 +187,9 @@ def _two(classes: Sequence[str], p: np.ndarray, label: str | None, other: str | 
 
 
 def _transition(fitted: Model, row: np.ndarray, beside: Tensor, a: int, b: int, after: bool) -> Transition:
-    """From how probable each label (column) is beside the token, for each label of the token (row). row :
-    (W,) features of the transition's second token."""
+    """The transition between the token and a neighbour. row : (W,) features of the transition's second
+    token. beside : (V, V) how probable each label of the neighbour (column) is given each label of the
+    token (row), up to a factor per row. after : True if the neighbour is the next token."""
     i, j = int(beside[a].argmax()), int(beside[b].argmax())
     edge, names = fitted.split.next, fitted.labels.classes
     if fitted.spec.next is None:  # constraints alone
@@ -197,7 +201,8 @@ def _transition(fitted: Model, row: np.ndarray, beside: Tensor, a: int, b: int, 
 
 
 def _features(asked: Asked, q: Any, row: Tensor, direction: Tensor, a: int, b: int) -> list[Part]:
-    """q : the block of nodes. direction : (R,) of label a against b."""
+    """What each feature adds to the log-odds, largest first. q : posterior block of the node scores.
+    direction : (R,) difference of the basis vectors of labels a and b."""
     fitted, shift = asked.model, asked.question.shift
     dual = q.dual()
     if dual is None:
@@ -216,8 +221,8 @@ def _features(asked: Asked, q: Any, row: Tensor, direction: Tensor, a: int, b: i
 
 
 def _names(fitted: Model, row: Tensor, slots: bool) -> list[tuple[str, str]]:
-    """Template and value of what stands in each column of a row; a sparse feature is a value without a
-    template. slots : in the places of ``active_features``, with those for rare values and label
+    """Template and value of each column of a row; a sparse feature is a value without a template. slots :
+    True for the order of ``active_features``, which also has entries for rare values and label
     frequencies."""
     encoder, names = fitted.split.node, []
     for block in sorted(encoder.blocks, key=lambda block: slots and block.kind == "dense"):
@@ -239,8 +244,8 @@ def _name(known: Sequence[str], cell: float) -> str:
 
 
 def _without(fitted: Model, q: Any, row: Tensor, dual: Tensor) -> list[tuple[str, str, float]]:
-    """Template by template, block by block: what the score loses without it; and what none of them alone
-    accounts for: label frequencies, and what templates say together. dual : (M,)."""
+    """How much the score falls without each template or block, and the rest, which none of them accounts
+    for alone: label frequencies, and interactions of templates. dual : (M,)."""
     encoder, found = fitted.split.node, []
     with torch.no_grad():
         whole = float(covariance(q.kernel, row, q.inducing)[0] @ dual)
@@ -276,7 +281,8 @@ def _witnesses(
     y: Any,
     n: int,
 ) -> list[Witness]:
-    """Training tokens, or without them inducing inputs. direction : (R,) of label against other."""
+    """Training tokens, or inducing inputs if there is no training data. direction : (R,) difference of the
+    basis vectors of the two labels."""
     fitted = model.model_
     if (X is None) != (y is None):
         raise InputError("X_train", "one of X_train and y_train is missing", "pass both or neither")
@@ -317,7 +323,7 @@ def _inducing(fitted: Model, q: Any, row: Tensor, direction: Tensor, n: int) -> 
 
 
 def _extremes(scores: np.ndarray, n: int) -> list[int]:
-    """Places of the n largest and the n smallest, in falling order, without zeros."""
+    """Indices of the n largest and the n smallest scores, in descending order, without zeros."""
     order = np.argsort(-scores, kind="stable")
     ends = order if len(order) <= 2 * n else np.concatenate([order[:n], order[-n:]])
     return [int(k) for k in ends if scores[k] != 0]

@@ -1,8 +1,9 @@
-"""Why a node of any structure has its label: its own features, and what each neighbouring tuple adds.
+"""Explains the label of a node in any structure: its own features, and what each neighbouring tuple adds.
 
-Under the posterior mean, a tuple adds what the log-odds of the node's label against another lose if that
-tuple is taken away. In a tree that is the message that comes from it, and the parts sum up to the whole;
-where tuples make circles, what they say together is the rest.
+Under the posterior mean, the contribution of a tuple is the amount by which the log-odds of the node's
+label against another fall if that tuple is removed. In a tree, this is the message that the tuple sends,
+and the contributions sum to the whole; if tuples form cycles, there is a rest, which they contribute
+jointly.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from structgp.structures.program import by_position
 
 
 class Part(NamedTuple):
-    """What one feature adds to the log-odds. ``value`` : of a template, what stands there."""
+    """What one feature adds to the log-odds. ``value`` : the feature's value, if it is a template."""
 
     name: str
     value: str
@@ -34,7 +35,7 @@ class Part(NamedTuple):
 
 
 class Witness(NamedTuple):
-    """What one training token adds to the log-odds; ``features`` of an inducing input, in its place."""
+    """What one training token adds to the log-odds, or one inducing input, given by its ``features``."""
 
     sequence: int | None
     token: int | None
@@ -50,9 +51,9 @@ class Witness(NamedTuple):
 
 
 class Neighbour(NamedTuple):
-    """What one tuple adds to the log-odds. template : its name. nodes : the other nodes of the tuple; for
-    segments, of 'length', all tokens. if_label, if_other : their most probable labels if the node has
-    ``label``, and if it has ``other``; empty for 'length'."""
+    """What one tuple adds to the log-odds. template : name of its template. nodes : the other nodes of the
+    tuple; all tokens for the 'length' of segments. if_label, if_other : the most probable labels of these
+    nodes if the node has ``label``, and if it has ``other``; empty for 'length'."""
 
     template: str
     nodes: tuple[Any, ...]
@@ -75,8 +76,8 @@ class GraphExplanation:
     """``log_odds`` of ``label`` against ``other`` = ``unary`` + the scores of ``neighbours`` + ``rest``,
     under the posterior mean.
 
-    features : parts of ``unary``, largest first. neighbours : the tuples that the node is in, largest
-    first. rest : what no tuple adds by itself, 0 in trees. witnesses : as of :class:`Explanation`."""
+    features : parts of ``unary``, largest first. neighbours : the tuples that contain the node, largest
+    score first. rest : what no tuple adds by itself, 0 in trees. witnesses : see :class:`Explanation`."""
 
     label: str
     other: str
@@ -99,8 +100,9 @@ class GraphExplanation:
 
 @dataclass(frozen=True)
 class Variable:
-    """Whose label is explained. template : of its node scores. token : its number in the example; place :
-    its name for people. layer : number of its layer. labels : first of its labels and one past the last."""
+    """The variable whose label is explained. template : name of the template of its node scores. token :
+    its number in the example. place : how the user named it. layer : number of its layer. labels : first of
+    its labels and one past the last."""
 
     template: str
     token: int
@@ -109,7 +111,7 @@ class Variable:
     labels: tuple[int, int]
 
     def names(self, asked: Asked) -> list[str]:
-        """Its labels, without the name of a layer."""
+        """The variable's labels, without the name of the layer."""
         names = asked.model.labels.classes[slice(*self.labels)]
         return [name for name in map(self.short, names) if name is not None]
 
@@ -118,7 +120,7 @@ class Variable:
         return label if layer == "node" or label is None else label.removeprefix(f"{layer}=")
 
     def block(self, asked: Asked) -> int:
-        """Which template of the structure it is."""
+        """Index of the variable's template in the structure."""
         return [t.name for t in asked.model.spec.templates].index(self.template)
 
 
@@ -155,8 +157,9 @@ def _is_number(value: Any, n: int) -> bool:
 def neighbours_of(
     asked: Asked, at: Potentials, to: Variable, a: int, b: int
 ) -> tuple[float, list[Neighbour]]:
-    """Log-odds of label a of the variable against b, and what every tuple that it is in adds, largest
-    first. at : of the posterior mean, of the only example. Cost: one sum over labellings per tuple."""
+    """Log-odds of label a of the variable against b, and what every tuple that contains it adds, largest
+    first. at : potentials of the only example at the posterior mean. Cost: one sum over labellings per
+    tuple."""
     if asked.model.spec.has_segments:
         odds, found = _in_segments(asked, at, to, a, b)
     else:
@@ -196,7 +199,7 @@ def _in_graph(asked: Asked, at: Potentials, to: Variable, a: int, b: int) -> tup
 
 
 def _without(tuples: Tuples, gone: Sequence[int | None]) -> Tuples:
-    """Of copies of the only example, each without one of its tuples, or with all."""
+    """The tuples of ``len(gone)`` copies of the only example; copy b lacks tuple gone[b], if not None."""
     index, mask = (x.repeat(len(gone), *[1] * (x.dim() - 1)) for x in (tuples.index, tuples.mask))
     for b, e in enumerate(gone):
         if e is not None:
@@ -217,7 +220,7 @@ def _best(asked: Asked, table: Tensor, tuples: Tuples, place: int) -> tuple[str,
 
 
 def _others(asked: Asked, tuples: Tuples, e: int, place: int) -> tuple[Any, ...]:
-    """The other nodes of a tuple, as the user counts them."""
+    """The other nodes of a tuple, as the user names them."""
     assert asked.shapes is not None
     size, layers = asked.shapes[0].size, asked.model.spec.layers
     T = len(asked.rows[0])  # one example alone has no padding

@@ -1,5 +1,6 @@
-"""A fitted model with its parameters: all that answers need, without scikit-learn, whose import takes most
-of a second."""
+"""A fitted model with its parameters: all that is needed to answer.
+
+It does without scikit-learn, whose import takes most of a second."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ F = TypeVar("F", bound="Fitted")
 
 
 class Fitted(Answers, Parameters):
-    """Answers of ``model_`` under the parameters; the attributes are those of
+    """Answers questions with ``model_`` and the parameters; the attributes are as in
     :class:`structgp.StructuredGPClassifier`."""
 
     model_: Model
@@ -37,15 +38,15 @@ class Fitted(Answers, Parameters):
 
     @property
     def annotators_(self) -> Annotators:
-        """How reliable annotators are, of a model that was fitted to :class:`structgp.Annotations`."""
+        """How reliable the annotators are, if the model was fitted to :class:`structgp.Annotations`."""
         if self.model_.annotators is None:
             problem = "the model was fitted to labels that were taken for true"
             raise InputError("annotators_", problem, "fit it to structgp.Annotations")
         return self.model_.annotators
 
     def ask(self, X: Iterable[Any]) -> Asked:
-        """X, encoded once, to be asked several questions under the parameters as they are now. Answers are
-        arrays of label indices, see :class:`structgp.answers.ask.Asked`."""
+        """X, encoded once, so that several questions can be asked about it, under the current parameters.
+        Answers are arrays of label indices, see :class:`structgp.answers.ask.Asked`."""
         options, model = self._options(), self.model_
         shift = None
         if options.class_weight is not None:
@@ -58,7 +59,7 @@ class Fitted(Answers, Parameters):
 
 
 def read_as(kind: type[F], path: str | Path, structure: Any) -> F:
-    """The model in a file; ``structure`` : see :func:`structgp.load`."""
+    """Reads a model file as an object of class ``kind``. ``structure`` : see :func:`structgp.load`."""
     model = model_file.load(path, structure)
     structure = None if isinstance(structure, str) else structure
     params = {"kernel": model.posterior.node.kernel}

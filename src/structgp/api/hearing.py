@@ -1,4 +1,4 @@
-"""Where the reports of a fit go: the logger 'structgp', and standard error if nobody listens to it."""
+"""Where the reports of a fit go: the logger 'structgp', and standard error if nothing listens to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger("structgp")
 
 @contextmanager
 def heard() -> Iterator[None]:
-    """Makes the logger heard on standard error, unless somebody listens already."""
+    """Makes the logger write to standard error, unless something listens to it already."""
     if logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
         yield
         return

@@ -1,8 +1,8 @@
-"""Training data that an estimator remembers, so that ``partial_fit`` can refit it with what is new.
+"""Training data that an estimator remembers, so that ``partial_fit`` can refit it together with new data.
 
-A posterior of independent weights is a poor memory of few sequences: it knows how sure each weight is, and
-not that several of them are only sure together, so that a handful of new sequences undoes what earlier ones
-taught. As long as there is little data, the data themselves are the better memory, and a refit takes
+A posterior of independent weights is a poor summary of a few sequences: it has the variance of each weight,
+but not the correlations between weights, so that a handful of new sequences undoes what earlier ones
+taught. As long as there is little data, it is better to keep the data themselves, and a refit takes
 seconds."""
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from structgp.data.examples import Examples
 from structgp.data.graphs import length_of
 
 MOST_TOKENS = 20_000
-"""As many are remembered: some ten seconds of a fit. Parts that follow on more data than that are large
-themselves, or change little."""
+"""Largest number of tokens that are remembered; fitting them takes some ten seconds. Beyond that, a new
+part of the data is either large itself or changes little."""
 
 FEW_TOKENS = 3_000
-"""Up to so many, it is chosen with every part how often the data count: that takes 1 to 4 seconds. A choice
-on some hundred tokens is a rough one: with 60, 90 and 110 lines of ``experiments.going_on``, weights of
-53.9, 7.1 and 19.5 were chosen. Keeping one of these cost up to 7 % of the NLL."""
+"""Up to this many tokens, the data weight is chosen anew with every new part of the data, which takes 1 to
+4 seconds. On some hundred tokens the choice is rough: with 60, 90 and 110 lines of
+``experiments.going_on``, weights of 53.9, 7.1 and 19.5 were chosen. Keeping one of these cost up to 7 % of
+the NLL."""
 
 GROWTH = 1.5
-"""By this factor the data may grow beyond that before it is chosen anew."""
+"""Beyond FEW_TOKENS, the data weight is chosen anew when the data have grown by more than this factor."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """X, y, weights : all the data that a model was fitted to, as they were given. weighed : tokens when it
-    was last chosen how often the data count."""
+    """The data that a model was fitted to. X, y, weights : all of it, as it was given. weighed : number of
+    tokens when the data weight was last chosen."""
 
     X: list[Any]
     y: list[Any]
@@ -41,8 +42,8 @@ class Memory:
 
     @classmethod
     def of(cls, X: Sequence[Any], y: Sequence[Any], examples: Examples) -> Memory | None:
-        """The sequences of X and y that were used, encoded as examples; None where there are too many to be
-        remembered."""
+        """The sequences of X and y that the fit uses; None if there are too many tokens to remember.
+        examples : the same data, encoded."""
         if examples.n_tokens > MOST_TOKENS:
             return None
         used = [i for i, rows in enumerate(examples.rows) if len(rows)]
@@ -54,11 +55,11 @@ class Memory:
         return sum(map(length_of, self.X))
 
     def is_to_be_weighed(self, n_tokens: int) -> bool:
-        """Whether it should be chosen anew how often the data count. n_tokens : with the new part."""
+        """True if the data weight should be chosen anew. n_tokens : number of tokens with the new part."""
         return n_tokens <= FEW_TOKENS or n_tokens > GROWTH * self.weighed
 
     def after(self, earlier: Memory | None) -> Memory | None:
-        """Earlier data and this; None where not all of it is remembered."""
+        """The earlier data followed by this; None if not all of it can be remembered."""
         if earlier is None or earlier.n_tokens + self.n_tokens > MOST_TOKENS:
             return None
         weights = None

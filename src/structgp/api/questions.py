@@ -1,4 +1,4 @@
-"""What a fitted estimator can be asked. Labels by name, one entry per sequence."""
+"""The questions that a fitted estimator answers, with labels by name and one entry per sequence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Given: TypeAlias = Known | None
 
 
 class Span(NamedTuple):
-    """Tokens from ``start`` to before ``stop`` as one span with this label."""
+    """A span: the tokens from ``start`` to before ``stop``, with this label, and its probability."""
 
     start: int
     stop: int
@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
 
 class Labelling(NamedTuple):
-    """Labels of a whole sequence, or of another example in its shape, with their joint probability."""
+    """The labels of a whole sequence (or other example, in its shape), with their joint probability."""
 
     labels: Any
     probability: float
@@ -40,11 +40,10 @@ class Labelling(NamedTuple):
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """Entropy in nats: arrays (T,), one per sequence, for tokens; (N,) for sequences; a number for one
-    span.
+    """Entropy in nats: for tokens, an array (T,) per sequence; for sequences, (N,); for one span, a number.
 
-    total : entropy of the prediction. data : what would remain if the functions were known (aleatoric).
-    model : what more labels would take away (epistemic); total = data + model."""
+    total : entropy of the prediction. data : the part that would remain if the functions were known
+    (aleatoric). model : the part that more labels would remove (epistemic); total = data + model."""
 
     total: Any
     data: Any
@@ -52,7 +51,7 @@ class Uncertainty:
 
 
 def class_shift(class_weight: str | dict[str, float], model: Model) -> torch.Tensor:
-    """(V,) log of the class weights."""
+    """(V,) logarithms of the class weights."""
     classes = model.labels.classes
     if isinstance(class_weight, str):
         counts = np.array([model.info["label_counts"].get(c, 0) for c in classes])
@@ -63,13 +62,13 @@ def class_shift(class_weight: str | dict[str, float], model: Model) -> torch.Ten
 
 
 def _each_shaped(asked: Asked, found: Sequence[Any]) -> list[list[Any]]:
-    """Labellings by label index, several of each example, with labels by name, in its shape."""
+    """Several labellings of each example, converted from label indices to names, in the example's shape."""
     names = asked.model.labels.names
     return [[asked.some([i]).shaped([names(y)])[0] for y in some] for i, some in enumerate(found)]
 
 
 def _labellings(asked: Asked, found: Sequence[Sequence[tuple[Any, float]]]) -> list[list[Labelling]]:
-    """Labellings by label index with their log-probabilities, as a user sees them."""
+    """Converts labellings by label index, with their log-probabilities, to what the user sees."""
     shaped = _each_shaped(asked, [[y for y, _ in some] for some in found])
     parts = zip(shaped, found, strict=True)
     return [
@@ -79,22 +78,24 @@ def _labellings(asked: Asked, found: Sequence[Sequence[tuple[Any, float]]]) -> l
 
 
 class Answers:
-    """The questions of :class:`structgp.StructuredGPClassifier`. All average over the posterior.
+    """The questions of :class:`structgp.StructuredGPClassifier`. All answers average over the posterior.
 
-    ``known`` : labels that are given, for each sequence a list with None where there is none; every answer
-    is then given those. Or :class:`structgp.Annotations`, of a model that was fitted to some: every answer
-    is then given what these annotators said, as much as each is to be trusted."""
+    ``known`` : labels that are known: for each sequence a list, with None for tokens without a known label.
+    Every answer is then conditional on them. Or, for a model that was fitted to annotations,
+    :class:`structgp.Annotations`: every answer is then conditional on what the annotators said, each
+    trusted as far as it is reliable."""
 
     def ask(self, X: Iterable[Any]) -> Asked:
-        """X, encoded once, to be asked several questions under the parameters as they are now."""
+        """X, encoded once, so that several questions can be asked about it, under the current
+        parameters."""
         raise NotImplementedError
 
     def predict(
         self, X: Iterable[Any], known: Given = None, *, defer: float | None = None
     ) -> list[list[Any]]:
-        """Labels of every token of every sequence, chosen for what ``decode`` says. defer : what it costs
-        to ask a person about a token, if an error costs 1, or in the units of ``costs``. Where the expected
-        cost of the label is more than that, None stands in its place."""
+        """Labels of every token of every sequence, chosen by the criterion ``decode``. defer : cost of
+        asking a person about a token, where an error costs 1, or in the units of ``costs``. A label whose
+        expected cost is higher is replaced by None."""
         asked = self.ask(X)
         labels: list[Any] = self.labels_of(asked, known)
         return asked.shaped(labels if defer is None else self.deferred(asked, labels, defer, known))
@@ -103,7 +104,7 @@ class Answers:
     def deferred(
         asked: Asked, labels: list[list[str]], defer: float, known: Given = None
     ) -> list[list[str | None]]:
-        """The labels, None where their expected cost is more than ``defer``."""
+        """The labels, with None in place of those whose expected cost is more than ``defer``."""
         if isinstance(defer, bool) or not isinstance(defer, int | float | np.number) or not defer >= 0:
             problem = f"must be 0 or more, got {defer!r}"
             raise InputError("defer", problem, "use the cost of asking divided by the cost of an error")
@@ -121,44 +122,46 @@ class Answers:
         return self.predict([x])[0]
 
     def predict_n_best(self, X: Iterable[Any], n: int, known: Given = None) -> list[list[Labelling]]:
-        """The n most probable whole labellings of each sequence, best first; fewer where there are not so
-        many. Their probabilities are averaged exactly; candidates are the best labellings of the posterior
-        mean and of each draw."""
+        """The n most probable whole labellings of each sequence, best first; fewer if there are not that
+        many. Their probabilities are averaged exactly; the candidates are the best labellings under the
+        posterior mean and under each draw."""
         asked = self.ask(X)
         return _labellings(asked, asked.n_best(n, known))
 
     def sample_labellings(self, X: Iterable[Any], n: int, known: Given = None) -> list[list[list[str]]]:
-        """n labellings of each sequence, drawn from the posterior: functions first, labels given them."""
+        """n labellings of each sequence, drawn from the posterior: first functions, then labels given
+        them."""
         asked = self.ask(X)
         return _each_shaped(asked, asked.samples(n, known))
 
     def labels_of(self, asked: Asked, known: Given = None) -> list[list[str]]:
-        """``predict`` for sequences that are encoded already."""
+        """``predict`` for sequences that are already encoded."""
         return [asked.model.labels.names(indices) for indices in asked.labels(known)]
 
     def predict_marginals(self, X: Iterable[Any], known: Given = None) -> list[list[dict[str, float]]]:
-        """For every token a dict from label to its probability."""
+        """For every token, a dict from label to its probability."""
         asked = self.ask(X)
         return asked.shaped(self.marginals_of(asked, known))
 
     @staticmethod
     def marginals_of(asked: Asked, known: Given = None) -> list[list[dict[str, float]]]:
-        """``predict_marginals`` for sequences that are encoded already."""
+        """``predict_marginals`` for sequences that are already encoded."""
         classes, found = asked.model.labels.classes, asked.marginals(known)
         return [[dict(zip(classes, p, strict=True)) for p in sequence.tolist()] for sequence in found]
 
     def monte_carlo_error(self, X: Iterable[Any], known: Given = None) -> list[np.ndarray]:
-        """(T, V) standard errors of the probabilities of ``predict_marginals`` that come from sampling
-        labellings, ordered as in ``classes_``. Not 0 only where a likelihood of your own answers, about
+        """(T, V) standard errors of the probabilities of ``predict_marginals`` due to sampling of
+        labellings, ordered as in ``classes_``. They are 0 unless a likelihood of your own answers, about
         sequences with too many labellings to enumerate."""
         return self.ask(X).monte_carlo_error(known)
 
     def predict_marginals_single(self, x: Any) -> list[dict[str, float]]:
-        """For every token of one sequence a dict from label to its probability."""
+        """For every token of one sequence, a dict from label to its probability."""
         return self.predict_marginals([x])[0]
 
     def predict_transition_marginals(self, X: Iterable[Any], known: Given = None) -> list[np.ndarray]:
-        """(T - 1, V, V) probabilities of the labels of neighbouring tokens, ordered as in ``classes_``."""
+        """(T - 1, V, V) joint probabilities of the labels of neighbouring tokens, ordered as in
+        ``classes_``."""
         return self.ask(X).transition_marginals(known)
 
     def predict_template_marginals(
@@ -170,8 +173,8 @@ class Answers:
         return template_marginals(self.ask(X), template, known)
 
     def sequence_log_probs(self, X: Iterable[Any], y: Iterable[Sequence[str | None]]) -> list[float | None]:
-        """log p(y | x) of each whole labelling, averaged over the posterior; of its known part where it has
-        None in it. None where a label was never seen in training."""
+        """log p(y | x) of each whole labelling, averaged over the posterior; if y contains None, the log
+        probability of its known part. None if a label was never seen in training."""
         asked = self.ask(as_list(X))
         return asked.log_probs(asked.labels_given(y))
 
@@ -187,25 +190,26 @@ class Answers:
         """Probability that the sequence x has a span over the tokens from ``start`` to before ``stop``.
 
         sense : 'covers', one span holds all of those tokens, and may be longer; 'bounds', a span begins at
-        start and ends before stop, whatever its label; 'exact', the same with this label. For 'covers' a
-        label may be given. What counts as a span is read off the labels as conlleval does. Exact
-        given the draws, wherever labellings are summed over exactly."""
+        start and ends before stop, whatever its label; 'exact', the same with this label. For 'covers', a
+        label is optional. Spans are read from the labels as conlleval does. Exact given the draws, for
+        structures whose labellings are summed over exactly."""
         return self.ask([x]).span(start, stop, label, sense, None if known is None else [known])[0]
 
     def predict_spans(
         self, X: Iterable[Any], threshold: float = 0.1, known: Given = None
     ) -> list[list[Span]]:
-        """Spans of every sequence with at least this probability, with exactly these bounds and label, most
-        probable first. They may overlap: they are alternatives. Exact given the draws for chains, and for
-        segments up to ``max_length``; for other structures of sequences, those of the Markov chain with the
-        same probabilities of each label with the next one."""
+        """Spans of every sequence whose probability, of exactly these bounds and this label, is at least
+        the threshold, most probable first. They are alternatives, so they may overlap. Probabilities are
+        exact given the draws for chains, and for segments up to ``max_length``; for other structures of
+        sequences, they are those of the Markov chain with the same joint probabilities of neighbouring
+        labels."""
         if not 0 < threshold <= 1:
             problem = f"must be above 0 and at most 1, got {threshold!r}"
             raise InputError("threshold", problem, "use a probability")
         return [[Span(*span) for span in spans] for spans in self.ask(X).spans(threshold, known)]
 
     def predict_uncertainty(self, X: Iterable[Any], of: str = "tokens", known: Given = None) -> Uncertainty:
-        """Uncertainty of 'tokens' or of 'sequences' (whole labellings), and where it comes from."""
+        """Uncertainty of 'tokens' or of 'sequences' (whole labellings), and its sources."""
         if of == "tokens":
             asked = self.ask(X)
             both = asked.token_uncertainty(known)
@@ -225,16 +229,17 @@ class Answers:
         sense: str = "exact",
         known: Sequence[str | None] | None = None,
     ) -> Uncertainty:
-        """Uncertainty whether the span is there, see ``span_probability``."""
+        """Uncertainty about whether the span is there, see ``span_probability``."""
         _, parts = self.ask([x]).span(start, stop, label, sense, None if known is None else [known])
         return Uncertainty(*map(float, (parts.total, parts.data, parts.model)))
 
     def expected_scores(self, X: Iterable[Any], level: float = 0.9) -> ExpectedScores:
-        """How good the labels of ``predict`` are on X, of which no labels are known: error, precision,
-        recall and F1 with credible intervals of this probability.
+        """How good the labels of ``predict`` are expected to be on X, for which no labels are known: error,
+        precision, recall and F1, with credible intervals. level : probability of the intervals.
 
         The labels are scored against labellings of all of X that are drawn from the posterior, functions
-        first. It knows what the training data tell: text of another kind is not what it expects."""
+        first. The estimates rely on X being like the training data: they do not hold for text of another
+        kind."""
         asked = self.ask(X)
         guess = asked.model.labels.transform(self.labels_of(asked))
         return scores_of(asked, guess, level)
@@ -242,9 +247,9 @@ class Answers:
     def calibrate(
         self, X: Iterable[Any], y: Iterable[Sequence[str]], of: Sequence[str] | None = None
     ) -> Any:
-        """Prepares ``predict_sets`` with labelled sequences that the model was not trained on. What is
-        learned is kept in the model and its file, until the next fit. of : 'tokens', 'spans', 'labellings'
-        or several of them; None for all that the structure can answer. Returns the estimator."""
+        """Prepares ``predict_sets`` with labelled sequences that the model was not trained on. The result
+        is kept in the model and its file, until the next fit. of : 'tokens', 'spans', 'labellings' or
+        several of them; None for all that the structure can answer. Returns the estimator."""
         asked = self.ask(as_list(X))
         truth = all_labelled(asked.labels_given(y))
         kinds = [of] if isinstance(of, str) else of
@@ -257,17 +262,18 @@ class Answers:
         """Sets that hold the truth with a guarantee, after ``calibrate``.
 
         of : 'tokens', for each token a list of labels, most probable first; 'spans', the spans that a
-        sequence may have; 'labellings', its possible labellings. The share of a new sequence's tokens (or
-        spans) whose label (or which) is in the sets is at least ``coverage`` on average over sequences like
-        those of the calibration; its labelling is in the set with at least that probability. by_length :
-        whether this should hold among sequences of similar length too, where there are enough of them."""
+        sequence may have; 'labellings', its possible labellings. For tokens (or spans), the average share
+        of a sequence's true labels (or true spans) that are in its sets is at least ``coverage``, over
+        sequences like those of the calibration; for labellings, the true labelling is in the set with at
+        least that probability. by_length : whether the guarantee should also hold among sequences of
+        similar length, if there are enough of them."""
         return self.sets_of(self.ask(X), coverage, of, by_length)
 
     @staticmethod
     def sets_of(
         asked: Asked, coverage: float, of: str = "tokens", by_length: bool = True
     ) -> list[list[Any]]:
-        """``predict_sets`` for sequences that are encoded already."""
+        """``predict_sets`` for sequences that are already encoded."""
         limits = sets.thresholds(asked, of, coverage, by_length)
         names = asked.model.labels.names
         if of == "tokens":
@@ -286,8 +292,9 @@ class Answers:
 
     def evaluate(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> metrics.Report:
         """Token error and span scores of ``predict``, NLL and calibration of the probabilities, on labelled
-        data. X is encoded once for labels, and once more where whole labellings need unknown values told
-        apart. With layers, of all labels together, and of each layer in ``layers``."""
+        data. X is encoded once for labels, and once more if whole labellings need unknown values to be told
+        apart. With layers, the scores are for all labels together; those of each layer are in
+        ``layers``."""
         asked = self.ask(as_list(X))
         truth = all_labelled(asked.labels_given(y))
         return report_of(asked, truth, self.labels_of(asked), self.marginals_of(asked))
@@ -300,8 +307,8 @@ def report_of(
     marginals: metrics.Marginals,
     log_probs: metrics.LogProbs | None = None,
 ) -> metrics.Report:
-    """All figures of predicted labels and their probabilities. log_probs : of the true labellings, where
-    they are known already."""
+    """All scores of predicted labels and their probabilities. log_probs : log-probabilities of the true
+    labellings, if they have been computed already."""
     spans = asked.span_labels(truth), asked.span_labels(guess)
     log_probs = log_probs_of(asked, truth) if log_probs is None else log_probs
     whole = metrics.evaluate(truth, guess, marginals, log_probs, spans)
@@ -318,11 +325,11 @@ def report_of(
 
 
 def log_probs_of(asked: Asked, y: Sequence[Sequence[str | None]]) -> list[float | None]:
-    """log p(y | x), None for all where labellings are sampled and have no log-probabilities."""
+    """log p(y | x) of each labelling; all None for structures that sample labellings, which lack it."""
     return asked.log_probs(y) if asked.model.spec.program != "gibbs" else [None] * len(y)
 
 
 def _only(labels: Sequence[str], k: int, n_layers: int) -> list[str | None]:
-    """The labels of all layers with those of layer k alone known."""
+    """The labels of all layers, with None for those of every layer but k."""
     n = len(labels) // n_layers
     return [label if i // max(n, 1) == k else None for i, label in enumerate(labels)]

@@ -1,7 +1,7 @@
-"""A spaCy pipeline component that sets entities, and says how sure it is of each.
+"""A spaCy pipeline component that sets entities, each with its probability.
 
-Importing this module registers the factory 'structgp'; where the package is installed, spaCy finds it by
-itself. Needs spaCy (``pip install "structgp[spacy]"``)."""
+Importing this module registers the factory 'structgp'; if the package is installed, spaCy finds the factory
+without the import. Needs spaCy (``pip install "structgp[spacy]"``)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ spacy_package()
 from spacy.language import Language  # noqa: E402
 from spacy.tokens import Doc, Span, Token  # noqa: E402
 
-# nlp.pipe(n_process=...) forks. OpenMP's threads stay behind in the parent, and a child that counts on them
-# waits for ever.
+# nlp.pipe(n_process=...) forks. OpenMP's threads stay behind in the parent, and a child that relies on them
+# would wait for ever.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
@@ -43,16 +43,16 @@ def _default_features(document: Document) -> list[Any]:
 
 
 class Tagger:
-    """Sets ``doc.ents``. Of each entity, ``ent._.probability`` is the probability that exactly this span
-    with this label is there; ``ent._.uncertainty`` the entropy in nats of whether it is, and
-    ``ent._.model_uncertainty`` the part of it that more labels would take away.
-    ``token._.label_probability`` is that of the token's label.
+    """Sets ``doc.ents``. For each entity, ``ent._.probability`` is the probability that exactly this span
+    with this label is there; ``ent._.uncertainty`` is the entropy of that event in nats, and
+    ``ent._.model_uncertainty`` the part of the entropy that more labels would remove.
+    ``token._.label_probability`` is the probability of the token's label.
 
     model : path of a model file that was trained on documents, on the command line or in Python with
     ``token_features``; None for a component that ``from_disk`` will fill. tokens : 'spacy' for the
-    pipeline's own tokens, 'structgp' for those of ``structgp.data.documents.tokenize``, on which models
-    are trained whose files have no tokens (doccano, Label Studio, brat, text). threshold : entities that
-    are less probable are left out."""
+    pipeline's own tokens, 'structgp' for those of ``structgp.data.documents.tokenize``, which are used in
+    training if the training file has no tokens (doccano, Label Studio, brat, text). threshold : entities
+    that are less probable are left out."""
 
     def __init__(self, model: str | None = None, tokens: str = TOKENS[0], threshold: float = 0.0) -> None:
         if tokens not in TOKENS:
@@ -85,7 +85,7 @@ class Tagger:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Labels that entities may get."""
+        """The labels that entities can have."""
         if self._fitted is None:
             return ()
         return tuple(sorted({kind for label in self._fitted.classes_ for *_, kind in chunks([str(label)])}))
@@ -94,7 +94,7 @@ class Tagger:
         return next(iter(self.pipe([doc])))
 
     def pipe(self, stream: Iterable[Doc], batch_size: int = _CHUNK) -> Iterator[Doc]:
-        """Docs with entities, in batches."""
+        """The docs with their entities set, processed in batches."""
         docs = iter(stream)
         while chunk := list(islice(docs, batch_size)):
             yield from self._answered(chunk)
@@ -120,7 +120,7 @@ class Tagger:
         return from_doc(doc).with_labels(None)
 
     def _set(self, doc: Doc, document: Document, asked: Asked) -> None:
-        """Entities and their attributes, from the prediction."""
+        """Sets entities and their attributes from the prediction."""
         predicted = document.prediction
         assert predicted is not None
         starts = {start: t for t, (start, _) in enumerate(document.tokens)}
@@ -131,7 +131,8 @@ class Tagger:
                 token._.label_probability = predicted.probabilities[t]
         entities: list[Span] = []
         for span in predicted.spans:
-            # Our tokens may end inside of spaCy's: the entity grows, and what it then overlaps is left out.
+            # Our tokens may end inside spaCy's: the entity then grows, and later ones that it overlaps are
+            # left out.
             entity = doc.char_span(
                 span.start, span.stop, label=span.label or "ENT", alignment_mode="expand"
             )
@@ -146,7 +147,7 @@ class Tagger:
         doc.set_ents(entities, default="outside")
 
     def to_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> None:
-        """The model, in the folder ``path``."""
+        """Writes the model into the folder ``path``."""
         if self._fitted is not None:
             Path(path).mkdir(parents=True, exist_ok=True)
             model_file.save(self._fitted.model_, Path(path) / FILE)

@@ -1,9 +1,9 @@
-"""The command line: the only room that prints and exits."""
+"""The command line: the only part of the package that prints and exits."""
 
 import signal
 import threading
 
-# Until there is someone to catch it, Ctrl-C ends the program without a traceback.
+# Until a command can catch it, Ctrl-C ends the program without a traceback.
 _IN_CHARGE = threading.current_thread() is threading.main_thread()
 _BEFORE = signal.signal(signal.SIGINT, signal.SIG_DFL) if _IN_CHARGE else None
 

@@ -1,4 +1,4 @@
-"""Training files with the labels of several annotators: last columns, or "annotations" of JSON lines."""
+"""Training files with labels of several annotators: the last columns, or "annotations" in JSON lines."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from structgp.data.sources.columns import ColumnFile, ColumnSequence
 from structgp.errors import InputError
 
 EVERYBODY = "all"
-"""In the place of names: all annotators that JSON lines name."""
+"""Stands for all annotators that the JSON lines name."""
 
 
 def split_columns(
     file: ColumnFile, names: Sequence[str], missing: str | None
 ) -> tuple[ColumnFile, Annotations]:
-    """A column file whose last columns are the labels of these annotators: the file with one label column,
-    and the annotations. missing : the text where an annotator gave no label."""
+    """Splits a column file whose last columns are the labels of these annotators into a file with one label
+    column and the annotations. missing : the text in place of a label that an annotator did not give."""
     k, width = len(names), file.n_columns
     if width <= k:
         problem = f"{width} columns, but tokens and the labels of {k} annotators are needed"
@@ -40,7 +40,7 @@ def split_columns(
 def read_json(
     reader: sources.Reader, path: str, names: Sequence[str], encoding: str
 ) -> tuple[list[Any], Annotations, list[tuple[str, int]]]:
-    """Examples of JSON lines, what these annotators said of them, and where each is."""
+    """The examples in JSON lines, the labels from these annotators, and the place (file, line) of each."""
     X, given, places = [], [], []
     for found in reader.sequences(path, encoding=encoding):
         place, said = f"{found.name}:{found.line}", found.given.get("annotations") or {}  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Items in chunks of whatever has arrived: one at a time from a slow pipe, many from a fast one."""
+"""Reads items in chunks of whatever has arrived: one at a time from a slow pipe, many from a fast one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _END = object()
 
 
 def arriving(items: Iterable[Any], most: int) -> Iterator[list[Any]]:
-    """Lists of 1 to ``most`` items, in order. A list never waits for more than its first item: it has those
-    that came in while the one before was worked on. At most twice ``most`` items are read ahead.
+    """Lists of 1 to ``most`` items, in order. A list only waits for its first item: it holds the items that
+    arrived while the previous list was processed. At most twice ``most`` items are read ahead.
 
-    Items are read in a thread of their own, which ends with the program; what it raises is raised here,
-    after the items before it."""
+    Items are read in a separate thread, which ends with the program; an exception there is raised here,
+    after the items that came before it."""
     waiting: queue.Queue[Any] = queue.Queue(2 * most)
 
     def read() -> None:

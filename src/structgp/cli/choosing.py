@@ -68,11 +68,11 @@ def choose(
 
 
 def key_of(reader: Reader, sequence: FileSequence) -> Any:
-    """What two equal sequences share, whatever their labels."""
+    """A key that is the same for sequences that differ in their labels only."""
     if reader.format != "columns":
         return repr(sequence.tokens)
     if isinstance(reader, PlainReader):
-        return tuple(sequence.words)  # which of the last columns are labels is not known yet
+        return tuple(sequence.words)  # it is not known yet which of the last columns are labels
     n = reader.n_columns  # type: ignore[attr-defined]
     return tuple(tuple(row[:n]) for row in sequence.cells)
 
@@ -80,8 +80,8 @@ def key_of(reader: Reader, sequence: FileSequence) -> Any:
 def _written(
     estimator: StructuredGPClassifier | None, reader: Reader, chosen: list[FileSequence], level: int
 ) -> list[str]:
-    """The chosen sequences with the model's labels; with probabilities too, as the command tag writes them,
-    from level 1 on; as they were, and a question mark for each label, without a model."""
+    """The chosen sequences as text, with the model's labels, and from level 1 on also with probabilities,
+    as the command tag writes them. Without a model, each label is a question mark."""
     if estimator is None:
         return [reader.with_labels(s, ["?"] * len(s.words)) for s in chosen]
     if not level:

@@ -1,5 +1,7 @@
-"""All commands: their options and help. Nothing here imports torch: help, completion and errors in options
-come at once, and the module that does the work is imported when its command runs."""
+"""All commands: their options and help.
+
+Nothing here imports torch, so that help, completion and errors in options appear at once. The module that
+does the work is imported when its command runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands expect and calibrate: what to expect of a model on unlabelled text, and sets to rely on."""
+"""The commands expect and calibrate: expected scores on unlabelled text, and sets with a guarantee."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def expect(
         return
     click.echo(f"{'':<16}{'expected':>10}   {level:.0%} interval")
     spec = estimator.model_.spec
-    # Spans are stretches of a sequence with one label per token.
+    # Only sequences with one label per token have spans.
     for title, name in ROWS if spec.form == "sequence" and not spec.layers else ROWS[:1]:
         at = getattr(found, name)
         click.echo(f"{title:<16}{at.mean:>10.2%}   {at.low:.2%} to {at.high:.2%}")

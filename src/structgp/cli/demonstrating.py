@@ -1,4 +1,4 @@
-"""The command demo: on one screen, what the package is for."""
+"""The command demo, which shows on one screen what the package is for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from structgp.evaluation.metrics import Report
 from structgp.report import Findings, Text, examine, render
 
 DOUBT = 0.3
-"""A label that is wrong with a higher probability is worth a look."""
+"""Labels whose probability of being wrong is higher than this are worth checking."""
 
 SCORES = (
     ("token error", "token_error", "{:.1%}", "lower is better"),
@@ -56,7 +56,7 @@ def demo(line: str, output: str, seed: int) -> None:
 
 
 def _say_scores(found: Findings, others: dict[str, Report]) -> None:
-    """Scores beside those of the CRF, and what would have been said of them without labels."""
+    """Prints the scores beside those of the CRF, and the scores that are expected without labels."""
     assert found.truth is not None
     assert found.expected is not None
     reports = {"structgp": found.truth.scores, **others}
@@ -87,7 +87,7 @@ def _say_doubts(found: Findings) -> None:
 
 
 def _say_line(tagger: StructuredGPClassifier, line: str, corpus: corpora.Recipes) -> None:
-    """Labels of a line with their alternatives, by token and of the whole line."""
+    """Prints the labels of a line and their alternatives, for each token and for the whole line."""
     tokens = corpora.tokenize(line)
     x = corpus.template.expand(corpora.columns(tokens))
     click.echo(f"A new line, with what else it may be: {line}")

@@ -1,4 +1,4 @@
-"""Answers of the commands tag and next about documents, in the format of the documents."""
+"""Writes the answers of the commands tag and next about documents, in the documents' own format."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from structgp.data.sources import FileSequence, Reader
 from structgp.errors import InputError, StructgpWarning
 
 ANSWERED_AS = {"text": "prodigy"}
-"""The format of answers about documents whose own cannot hold any."""
+"""Maps a format that cannot hold answers to the format in which they are written instead."""
 
 
 @dataclass(frozen=True)
 class DocumentTagger:
-    """Documents -> documents with predictions. force : whether labels in the file are kept; defer : of the
-    option."""
+    """Turns documents into documents with predictions. force : whether labels in the file are kept. defer :
+    value of the option --defer."""
 
     estimator: Fitted
     force: bool = False
@@ -49,8 +49,9 @@ class DocumentTagger:
 def with_first_checked(
     found: Iterable[FileSequence], reader: Reader, classes: Sequence[str]
 ) -> Iterator[FileSequence]:
-    """The same sequences. A warning where the first of a file of columns, read as documents, has no label
-    of the model in its last column, which is taken for labels: words may stand there, or other tags."""
+    """The same sequences. Warns if the file has columns, is read as documents, and the last column of its
+    first sequence, which is taken for labels, has none of the model's labels: it may hold words or other
+    tags."""
     is_columns = isinstance(reader, DocumentReader) and reader.documents == "conll"
     for n, one in enumerate(found):
         labels = set(one.labels or ()) - {None} if n == 0 and is_columns else set()
@@ -65,8 +66,8 @@ def with_first_checked(
 def check_options(
     n_best: int | None, level: int, coverage: float | None, reader: DocumentReader, to: str | None
 ) -> str:
-    """The format that tag writes, by default that of the reader; InputError for options whose answers
-    documents cannot hold."""
+    """The format that tag writes, by default that of the reader. Raises InputError for options whose
+    answers documents cannot hold."""
     written = to or ANSWERED_AS.get(reader.documents, reader.documents)
     given = {"-n": n_best, "-v 2": level == 2, "--coverage": coverage is not None}
     for option, value in given.items():
@@ -77,7 +78,7 @@ def check_options(
 
 
 def field_of(estimator: Fitted, reader: DocumentReader, to: str, asked: str | None) -> str:
-    """Where CoNLL-U gets the labels. Spans from other documents are not put in the place of parts of
+    """The CoNLL-U field that labels are written to. Spans from other documents do not replace the parts of
     speech."""
     if asked is not None and to != "conllu":
         raise InputError("--field", f"is for conllu, not for {to}", "leave it out, or add --to conllu")
@@ -95,8 +96,9 @@ def write_documents(
     at_once: bool = False,
     field: str | None = None,
 ) -> None:
-    """Write documents in the format ``to``, by default that of the reader. at_once : whether each is to be
-    seen as soon as it is known; field : where CoNLL-U gets the labels, by default as in training."""
+    """Writes documents in the format ``to``, by default that of the reader. at_once : whether each document
+    is written out as soon as it is answered. field : the field of CoNLL-U for the labels, by default as in
+    training."""
     name = to or ANSWERED_AS.get(reader.documents, reader.documents)
     how = replace(reader.how, encoding=encoding, field=field or reader.how.field)
     write, save = named(name).text, named(name).save

@@ -1,4 +1,4 @@
-"""What can be said of options and paths before torch is imported: users learn of a slip at once."""
+"""Checks of options and paths before torch is imported, so that users learn of mistakes at once."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from structgp.errors import InputError, ModelFileError
 
 
 def check_model(path: str) -> None:
-    """ModelFileError if there is no file at ``path``."""
+    """Raises ModelFileError if there is no file at ``path``."""
     if not os.path.exists(path):
         raise ModelFileError(path, "no such file", "check the path")
 
 
 def check_there(*paths: str | None) -> None:
-    """InputError for a path at which there is nothing. Nothing is opened: it may be a pipe."""
+    """Raises InputError if a path does not exist. Nothing is opened, since it may be a pipe."""
     path = ""
     try:
         for path in filter(None, paths):
@@ -32,8 +32,8 @@ def check_there(*paths: str | None) -> None:
 
 
 def check_not_input(output: str | None, *paths: str | None) -> None:
-    """InputError if the output is one of the files to be read, which would be lost; None for standard
-    output."""
+    """Raises InputError if the output is one of the files to be read, which would be overwritten. output :
+    None for standard output."""
     if output == "":
         raise InputError("--output", "no name", "name the file to write")
     for path in filter(None, paths if output else ()):
@@ -43,7 +43,7 @@ def check_not_input(output: str | None, *paths: str | None) -> None:
 
 
 def is_model(path: str) -> bool:
-    """Whether a file begins as a model file does: with the length of a JSON object, and that object."""
+    """True if a file begins like a model file: with the length of a JSON object, followed by the object."""
     if not os.path.isfile(path):  # a pipe can be read only once
         return False
     with suppress(OSError), open(path, "rb") as file:
@@ -57,7 +57,7 @@ class _UnwrittenError(Exception):
 
 
 def check_writable(path: str) -> None:
-    """InputError if a file cannot be written, before minutes of work and not after."""
+    """Raises InputError if a file cannot be written: before minutes of work rather than after."""
     with suppress(_UnwrittenError), atomic_write(path, "wb"):
         raise _UnwrittenError
 

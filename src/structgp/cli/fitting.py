@@ -40,7 +40,7 @@ def train(output: str, **given: Any) -> None:
     """The command train."""
     with one_writer(output) if n_started() == 1 else nullcontext():
         stopped = _train(output=output, **given)
-    if stopped == "interrupted":  # what was reached is saved, and scripts should know
+    if stopped == "interrupted":  # the model so far is saved; the exit status tells scripts
         click.get_current_context().exit(INTERRUPTED)
 
 
@@ -57,7 +57,7 @@ def _train(
     from_path: str | None,
     **given: Any,
 ) -> str:
-    """How the fit was stopped."""
+    """Fits and saves the model; returns how the fit was stopped."""
     features = {name: given.pop(name) for name in FEATURES}
     spec = declared_in(given["structure"])
     check_format(spec, features["format"], shards_folder)
@@ -101,14 +101,14 @@ def _train(
 
 
 def _of_structure(spec: Spec | None, format: str) -> dict[str, Any]:
-    """What the reader of a format has to know of the structure."""
+    """What the reader of a format needs to know about the structure."""
     if format == "jsonl":
         return {"form": "sequence" if spec is None else spec.form}
     return {"keys": features_named(spec)} if format == "crfsuite" and spec is not None else {}
 
 
 def _of_documents(constraints: str | None, features: dict[str, Any]) -> dict[str, Any]:
-    """The scheme in which spans become labels: the one that labellings are to obey, if that is named."""
+    """The scheme in which spans are written as labels: the one named in --constraints, if any."""
     named = str(constraints).upper() in (*SCHEMES, "IOB2", "BIOES")
     return {"scheme": constraints} if features["format"] in DOCUMENTS and named else {}
 
@@ -128,7 +128,7 @@ def _classifier(
     word_parts: str,
     **same: Any,
 ) -> StructuredGPClassifier:
-    """The classifier that the options ask for; same : those that it has under the same name."""
+    """The classifier that the options ask for. same : options that are parameters of the same name."""
     if constraints and forbid:
         raise InputError("--forbid", "cannot be combined with --constraints", "use one of them")
     weight: float | str = data_weight
@@ -136,7 +136,7 @@ def _classifier(
         weight = float(data_weight)
     forbidden = [(None if a == "^" else a, None if b == "$" else b) for a, b in forbid]
     return StructuredGPClassifier(
-        # With dense features beside them, the kernel named is that of the templates.
+        # If there are dense features too, the option names the kernel of the templates only.
         kernel={"categorical": kernel} if reader.has_dense and kernel in KERNELS else kernel,
         posterior="auto" if inducing is None else Inducing(n_inducing=inducing),
         # Without a B line there are no transition scores, unless a file declares them.
@@ -155,14 +155,14 @@ def _classifier(
 
 
 def _word(name: str, lines: Mapping[str, str]) -> str | None:
-    """``word_parts`` of the classifier."""
+    """The parameter ``word_parts`` of the classifier."""
     if name.lower() in ("none", Parameters.word_parts):
         return None if name.lower() == "none" else Parameters.word_parts
     return column_of(name, lines, "--word-parts") if lines else name
 
 
 def _scheme(name: str | None) -> Any:
-    """``constraints`` of the classifier."""
+    """The parameter ``constraints`` of the classifier."""
     default = str(Parameters.constraints)
     if name is None or name.lower() == default:
         return default
@@ -181,8 +181,8 @@ def _training_data(
     together: Processes,
 ) -> tuple[sources.Reader, Any, Any, tuple[int, int], list[tuple[str, int]]]:
     """The reader that the arguments ask for, X and y as ``fit`` takes them, the numbers of sequences and
-    tokens, and the places of JSON lines. A file is read once, since it may be a pipe, and with shards never
-    held whole."""
+    tokens, and the places of JSON lines. A file is read only once, since it may be a pipe; with shards, it
+    is never held in memory as a whole."""
     format_name = features["format"]
     hold, train, template = folder is None, paths[-1], None
     for option in ("numeric", "vectors"):
@@ -231,8 +231,8 @@ def _start_from(estimator: StructuredGPClassifier, reader: sources.Reader, path:
 
 
 def _shards_of(stream: sources.Stream, folder: str, together: Processes) -> shards.Shards:
-    """The shards of a file: those in the folder if they belong to this file, else new ones, which the first
-    of several processes writes."""
+    """The shards of a file: those in the folder if they belong to this file (InputError if they belong to
+    another), else new ones, written by the first of several processes."""
     digest = stream.digest
     if not together.is_first:
         together.wait()

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from structgp.data.opening import check_encoding
 
-# Names from modules that import torch, written out again so that help does not wait for it; tests compare.
+# Copies of names from modules that import torch, so that help does not wait for it. Tests compare them.
 DOCUMENTS = ("conll", "conllu", "prodigy", "doccano", "label-studio", "brat", "spacy", "text")
 FORMATS = ("columns", "crfsuite", "jsonl", *DOCUMENTS)
 INFERENCE = (
@@ -46,7 +46,7 @@ model_option = click.option("-m", "--model", "model_path", required=True, type=c
 
 
 def combined(*options: Any) -> Any:
-    """One decorator for several options, which the help lists in this order."""
+    """One decorator that adds several options, listed in the help in this order."""
 
     def decorate(command: Any) -> Any:
         for option in reversed(options):
@@ -57,7 +57,7 @@ def combined(*options: Any) -> Any:
 
 
 def choice(option: str, values: Iterable[str], help: str) -> Any:
-    """One of the values; by default the first."""
+    """An option that takes one of the values; the default is the first."""
     names = list(values)
     return click.option(option, type=click.Choice(names), default=names[0], show_default=True, help=help)
 
@@ -73,7 +73,7 @@ field_option = click.option(
 )
 
 FEATURES = ("format", "dialect", "numeric", "vectors", "vector_column", "snap", "field")
-"""What ``feature_options`` say, under the names that ``sources.learn`` has for them."""
+"""Parameters of ``feature_options``, with the names that they have in ``sources.learn``."""
 
 feature_options = combined(
     choice(
@@ -114,7 +114,7 @@ vectors_option = click.option(
     type=click.Path(),
     help="File of the word vectors that the model was trained with.  [default: in the model's folder]",
 )
-# Of commands that read files for a model.
+# Options of commands that read files for a model.
 reading_options = combined(
     vectors_option,
     click.option(
@@ -130,7 +130,7 @@ reading_options = combined(
 )
 
 
-# Of commands that listen for requests.
+# Options of commands that listen for requests.
 place_options = combined(
     click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
     click.option(
@@ -148,7 +148,7 @@ place_options = combined(
 
 
 def place_of(given: dict[str, Any]) -> Any:
-    """Takes ``place_options`` out of what a command is given."""
+    """Removes the values of ``place_options`` from a command's arguments, and returns them as a Place."""
     from structgp.errors import InputError
     from structgp.service.running import Place
 

@@ -1,4 +1,4 @@
-"""Errors and warnings of all commands: one line on standard error, exit status 2 for an error."""
+"""Errors and warnings of all commands: one line on standard error, and exit status 2 for an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import click
 from structgp.cli.other_names import COMMANDS, Command
 from structgp.errors import InputError, StructgpError, StructgpWarning
 
-# Arguments of ``sources.learn`` and ``sources.from_json`` that are options here, as errors name them.
+# Arguments of ``sources.learn`` and ``sources.from_json``, as errors name them, that are options here.
 _ARGUMENT = re.compile(
     r"(?<!\S)(coverage|data_weight|dialect|encoding|field|level|missing|numeric|scheme|snap|vectors|"
     r"vector_column)=(?:True)?"
@@ -27,7 +27,7 @@ _ARGUMENT = re.compile(
 
 
 INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it: 128 and the number of the signal."""
+"""Exit status after Ctrl-C, as in shells: 128 plus the number of the signal."""
 
 
 class Group(click.Group):
@@ -64,14 +64,14 @@ class Group(click.Group):
                 click.echo(f"structgp: error: output: {reason}; choose another place", err=True)
                 silence_stdout()
                 ctx.exit(2)
-            # The reader of our output is gone, so there is nobody to tell.
+            # The process that reads our output has ended, so nothing can be reported to it.
             sys.stderr.close()
             ctx.exit(1)
 
 
 @contextmanager
 def _ended_cleanly() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the program as an exception does: temporary files are removed."""
+    """Lets SIGTERM and SIGHUP end the program by an exception, so that temporary files are removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -89,8 +89,9 @@ def _ended_cleanly() -> Iterator[None]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """The garbage collector is off while torch is imported, and never looks at what that made: half a
-    million objects that stay, which would take it a fifth of the time of a short command."""
+    """Turns the garbage collector off while torch is imported, and makes it ignore the half million
+    permanent objects that the import creates: collecting them would take a fifth of the time of a short
+    command."""
     if "torch" in sys.modules:
         yield
         return
@@ -107,7 +108,7 @@ def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def _in_options(error: StructgpError) -> StructgpError:
-    """An error that names arguments of Python functions names options instead."""
+    """Replaces the names of Python arguments in an error by the names of the options."""
     if not isinstance(error, InputError):
         return error
     place, remedy = (
@@ -118,6 +119,6 @@ def _in_options(error: StructgpError) -> StructgpError:
 
 
 def silence_stdout() -> None:
-    """Discard the rest of the buffer, whose flush would fail again when the program ends."""
+    """Discards the rest of the buffer, since flushing it would fail again when the program ends."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -19,8 +19,8 @@ DIGITS = 6
 
 @dataclass(frozen=True)
 class JsonTagger:
-    """Examples -> lines. level : of ``--verbose``; n_best : of labellings, None for one; force : whether
-    the labels in the file are kept; defer, coverage : of these options."""
+    """Turns examples into lines. level : value of ``--verbose``. n_best : number of labellings, None for
+    one. force : whether the labels in the file are kept. defer, coverage : values of these options."""
 
     estimator: Fitted
     level: int
@@ -45,7 +45,7 @@ class JsonTagger:
         return example.labels
 
     def _tagged(self, asked: Asked, known: Any) -> Iterator[dict[str, Any]]:
-        """What one labelling adds to each line."""
+        """The keys that are added to each line, with one labelling per example."""
         if self.coverage is not None:
             labels = asked.shaped(self.estimator.labels_of(asked))
             sets = self.estimator.sets_of(asked, self.coverage)
@@ -69,7 +69,7 @@ class JsonTagger:
         yield from answers
 
     def _ranked(self, asked: Asked, known: Any) -> Iterator[dict[str, Any]]:
-        """The same for the best labellings, best first."""
+        """The keys that are added to each line, with the n best labellings, best first."""
         assert self.n_best is not None
         best, names = asked.n_best(self.n_best, known), asked.model.labels.names
         for n, found in enumerate(best):
@@ -84,7 +84,8 @@ class JsonTagger:
             yield {"labels": labellings[0]["labels"], "labellings": labellings}
 
     def _probabilities(self, asked: Asked, known: Any, labels: Sequence[Sequence[str]]) -> list[Any]:
-        """Of each token's label, at level 2 of every label, in the shape of the example."""
+        """Probabilities of each token's label, or at level 2 of every label, in the shape of the
+        example."""
         found: list[list[Any]] = []
         for p, y in zip(self.estimator.marginals_of(asked, known), labels, strict=True):
             if self.level == 2:
@@ -95,7 +96,7 @@ class JsonTagger:
 
 
 def _whole(answer: Any) -> Any:
-    """Labels that are numbers in the file as numbers again."""
+    """Converts labels back to integers, which they are in the file."""
     if isinstance(answer, dict):
         return {key: _whole(value) for key, value in answer.items()}
     if isinstance(answer, list):

@@ -19,7 +19,7 @@ from structgp.service.store import Store
 from structgp.service.tag_set import TagSet
 
 ANSWERED_AS = {"text": "prodigy"}
-"""The format of labels of documents whose own cannot hold any."""
+"""Maps a format that cannot hold labels to the format in which they are exported instead."""
 
 
 def label(
@@ -62,7 +62,7 @@ def _words(pool: Pool) -> list[tuple[str, list[str]]]:
 
 
 def _tag_set(pool: Pool, store: Store | None, types: str | None, tags: str | None) -> TagSet:
-    """The labels that the options name, else those that the database or the pool knows."""
+    """The labels that the options name, else those in the database, else those in the pool."""
     if types is not None and tags is not None:
         raise InputError("--tags", "cannot be combined with --types", "use one of them")
     named = types if types is not None else tags
@@ -74,7 +74,7 @@ def _tag_set(pool: Pool, store: Store | None, types: str | None, tags: str | Non
 
 
 def _keep_given(pool: Pool, store: Store, tags: TagSet) -> None:
-    """Labels that the pool came with are events too, of an annotator called 'file'."""
+    """Saves the labels that the pool came with as events of an annotator called 'file'."""
     given = pool.given()
     for i, labels in given.items():
         tags.checked(labels, len(labels), pool.place(i))
@@ -117,7 +117,7 @@ def _serve_page(
     from structgp.service.session import Session, load_tagger
 
     listening, n_fits = listen(place), len(store.fits())
-    # Without this the model of a former run would have to be fitted again before anything is suggested.
+    # Without this, nothing could be suggested until a model has been fitted again.
     earlier = load_tagger(model_path) if n_fits and Path(model_path).exists() else None
     answerer = Answerer(earlier, n_fits if earlier is not None else None)
     settings = {

@@ -1,4 +1,4 @@
-"""One writer at a time: two trainings with one output would undo each other's files."""
+"""Ensures one writer at a time: two trainings with the same output would overwrite each other's files."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from structgp.errors import InputError
 
 @contextmanager
 def one_writer(output: str) -> Iterator[None]:
-    """Holds a lock beside ``output``; InputError if another process has it. The system gives it back when a
-    process ends, however it ends."""
+    """Holds a lock file beside ``output``; raises InputError if another process holds it. The system
+    releases the lock when the process ends, however it ends."""
     try:
         import fcntl
     except ImportError:  # not on Windows
@@ -20,7 +20,7 @@ def one_writer(output: str) -> Iterator[None]:
         return
     path = f"{output}.lock"
     if os.path.exists(output) and not os.path.isfile(output):
-        yield  # a device, which nobody replaces
+        yield  # a device, which is not replaced
         return
     with open(path, "wb") as file:
         try:

@@ -1,4 +1,4 @@
-"""What people type who know other taggers, and what to type here."""
+"""Commands and options of other taggers that users may type, and what to type here instead."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ TRAIN = {
 }
 
 LONG = 200
-"""Characters of a command that a message does not repeat."""
+"""Commands of this many characters or more are not repeated in a message."""
 
 
 class Command(click.Command):
-    """A command that knows what users of crf_learn and crf_test mean."""
+    """A command that understands what users of crf_learn and crf_test are likely to type."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)
@@ -53,7 +53,7 @@ class Command(click.Command):
 
 
 def _model_first(args: list[str]) -> list[str]:
-    """Where the model is an argument, ``-m MODEL`` is the same as MODEL."""
+    """Moves the model to the front: for commands with the argument MODEL, ``-m MODEL`` means the same."""
     for n, word in enumerate(args[:-1]):
         if word in ("-m", "--model"):
             return [args[n + 1], *args[:n], *args[n + 2 :]]
@@ -61,9 +61,9 @@ def _model_first(args: list[str]) -> list[str]:
 
 
 def _named(command: str | None, missing: click.Parameter | None, given: list[str]) -> Any:
-    """Place, problem and remedy where a model was given without its option; else None."""
+    """Place, problem and remedy of an error if a model was given without its option; else None."""
     if not isinstance(missing, click.Option) or any(word.startswith("-") for word in given):
-        return None  # whether a word is a file or the value of an option cannot be told
+        return None  # a word could be a file or the value of an option
     if command == "train" and missing.name == "output" and len(given) > 2:
         words, usual = [*given[:-1], "-o", given[-1]], "TEMPLATE TRAIN -o MODEL"
         problem = "the model to write needs the option -o"

@@ -1,4 +1,4 @@
-"""A fit with its progress, and what is said of it afterwards."""
+"""Fits with a progress display, and the summary that is printed afterwards."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def fit_with_progress(
     together: Processes = ALONE,
     **options: Any,
 ) -> None:
-    """Fit with a progress bar on a terminal, with plain lines elsewhere. Ctrl-C stops after the current
-    step. Of several processes, only the first one prints."""
+    """Fits with a progress bar on a terminal, and with plain lines elsewhere. Ctrl-C stops the fit after
+    the current step. With several processes, only the first one prints."""
     interrupted = False
 
     def stop(*_: Any) -> None:
@@ -49,7 +49,7 @@ def fit_with_progress(
         return interrupted
 
     class Told(logging.Handler):
-        """Shows how far cross-validation has come."""
+        """Shows the progress of cross-validation."""
 
         def emit(self, record: logging.LogRecord) -> None:
             if bar.disable:

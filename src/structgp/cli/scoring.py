@@ -1,4 +1,4 @@
-"""The command evaluate, and scores of a model and of a linear CRF as a table."""
+"""The command evaluate: scores of a model, and for comparison of a linear CRF."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def evaluate_files(
 
 
 def score(estimator: Fitted, reader: Reader, data: Labelled, y: list[Any]) -> dict[str, Report]:
-    """Scores on a labelled file, with layers those of each layer too."""
+    """Scores on a labelled file; with layers, also the scores of each layer."""
     name = data.name
     with in_files(places_of(data), reader.has_token_lines):
         reports = {"structgp": estimator.evaluate(data.X, y)}

@@ -1,4 +1,4 @@
-"""What several commands need: models with readers of their files, places in errors, output."""
+"""Functions that several commands need: loading a model with its reader, places in errors, output."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ def load_with_reader(
     snap: bool = False,
     files: Sequence[str] = (),
 ) -> tuple[M, Reader]:
-    """A model, on ``device``, and the reader of its files. kind : ``Fitted`` if it is only to be asked,
-    which saves the import of scikit-learn; vectors_path : where its word vectors are; documents : the
-    format of the files, None for the one that their names tell, else that of the training file; snap :
-    whether spans that cut tokens grow."""
+    """A model, on ``device``, and the reader of its files.
+
+    kind : class of the model; ``Fitted`` if it is only to be asked, which saves the import of scikit-learn.
+    vectors_path : path of its word vectors. documents : format of the files; None for the format that their
+    names suggest, or else that of the training file. snap : whether spans that cut a token are extended to
+    hold all of it."""
     estimator = read_as(kind, path, None)
     estimator.device = device
     reader = from_json(estimator.model_.extra, path, vectors_path)
@@ -59,8 +61,8 @@ def load_with_reader(
 def sequences(
     reader: Reader, files: Sequence[Any], encoding: str, quiet: bool = False
 ) -> Iterator[FileSequence]:
-    """Those of all files, each a path or a stream; InputError if a file has none. After each file, one line
-    says how many of its tokens have word vectors, where the reader has those and is not ``quiet``."""
+    """The sequences of all files, each a path or a stream; InputError if a file has none. After each file,
+    a line says how many of its tokens have word vectors, if the reader has any, unless ``quiet``."""
     for file in files:
         name = file if isinstance(file, str) else "<stdin>"
         empty, covered = True, Coverage()
@@ -77,8 +79,9 @@ def sequences(
 
 @contextmanager
 def in_files(places: Sequence[tuple[str, int]], has_token_lines: bool = False) -> Iterator[None]:
-    """Errors and warnings about an example in memory name its place in a file instead: ``X[3][5]`` is node
-    5 of the fourth place (name, line), and five lines below it where every token has a line."""
+    """Makes errors and warnings about an example in memory name its place in a file instead: ``X[3][5]``
+    becomes node 5 of the fourth of ``places`` (name, line), or the line five below it if every token has
+    its own line."""
 
     def shown(message: Warning | str, *more: Any, **named: Any) -> None:
         place, mark, rest = str(message).partition(": ")
@@ -97,7 +100,7 @@ def in_files(places: Sequence[tuple[str, int]], has_token_lines: bool = False) -
 
 
 def _place_in_file(place: str, places: Sequence[tuple[str, int]], has_token_lines: bool) -> str | None:
-    """The place in a file of an example in memory, or of a part of it; None where it is not one."""
+    """The place in a file of an example in memory, or of a part of it; None if ``place`` names neither."""
     found = _EXAMPLE.fullmatch(place)
     if found is None or int(found["number"]) >= len(places):
         return None
@@ -113,12 +116,12 @@ def _place_in_file(place: str, places: Sequence[tuple[str, int]], has_token_line
 
 
 def places_of(data: Labelled) -> list[tuple[str, int]]:
-    """Where each example of a file is."""
+    """The file name and line of each example."""
     return [(data.name, line) for line in data.lines]
 
 
 def flat(labels: Any) -> list[str | None]:
-    """All labels of an example; those of a layer with its name, as the model calls them."""
+    """All labels of an example as a flat list; with layers, in the form LAYER=LABEL, as in the model."""
     if isinstance(labels, Mapping):
         parts = [(layer, flat(of)) for layer, of in labels.items()]
         return [None if v is None else f"{layer}={v}" for layer, of in parts for v in of]
@@ -129,7 +132,7 @@ def flat(labels: Any) -> list[str | None]:
 
 
 def n_tokens(y: Sequence[Any]) -> int:
-    """Tokens that have these labels, of which each may have several."""
+    """Number of tokens that have these labels; with layers, a token has several labels."""
     return sum(len(flat(labels)) // (len(labels) if isinstance(labels, Mapping) else 1) for labels in y)
 
 
@@ -142,7 +145,7 @@ def check_two_labels(y: Sequence[Any], name: str) -> None:
 
 
 def all_labels(data: Labelled, missing: str | None) -> list[Any]:
-    """The labels of a file in which every token needs one."""
+    """The labels of a file; InputError if any token has none."""
     n = sum(flat(labels).count(None) for labels in data.y)
     if n:
         problem = f"{n} tokens have no label ({'null' if missing is None else repr(missing)})"
@@ -151,7 +154,7 @@ def all_labels(data: Labelled, missing: str | None) -> list[Any]:
 
 
 def warn_of_unseen(estimator: Fitted, y: list[Any], place: str, consequence: str) -> None:
-    """Warns of labels that training never saw."""
+    """Warns of labels that did not occur in training."""
     known = set(estimator.classes_)
     unseen = [str(label) for labels in y for label in flat(labels) if label not in known]
     if unseen:
@@ -187,5 +190,5 @@ def _standard_output(encoding: str) -> Iterator[TextIO]:
         problem = f"cannot be written ({error.strerror or error})"
         raise InputError("<stdout>", problem, "choose another place with -o") from error
     finally:
-        # Flush, but leave standard output open.
+        # Detaching leaves standard output open.
         stream.detach()

@@ -42,7 +42,7 @@ def write_report(
     with shared.in_files([(s.name, s.line) for s in found], reader.has_token_lines):
         X = [s.tokens for s in found]
         findings = examine(estimator, X, text, model_name=model, templates=templates)
-    # Some encodings hold halves of characters, which UTF-8 does not.
+    # Some encodings can hold lone surrogates (halves of characters), which UTF-8 cannot.
     content = render(findings).encode("utf-8", "replace")
     with atomic_write(output, "wb") as file:
         file.write(content)

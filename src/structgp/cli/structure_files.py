@@ -29,7 +29,7 @@ def read_json(path: str, encoding: str = "utf-8") -> Any:
 
 
 def declared_in(name: str) -> Spec | None:
-    """The spec that a file declares; None where ``name`` is that of a structure."""
+    """The spec that the file ``name`` declares; None if ``name`` is the name of a structure."""
     if name in NAMED:
         return None
     if not name.endswith(".json"):
@@ -47,7 +47,7 @@ def declared_in(name: str) -> Spec | None:
 
 
 def check_format(spec: Spec | None, format: str, shards: str | None) -> None:
-    """InputError for a structure whose examples files of this format cannot hold."""
+    """Raises InputError if files of this format cannot hold the examples of a structure."""
     if spec is None or spec.is_chain:
         return
     if shards is not None:
@@ -68,8 +68,8 @@ def features_named(spec: Spec) -> list[str]:
 
 
 def structure_of(name: str, spec: Spec | None, reader: Reader) -> Spec:
-    """The structure under the names that the reader gives to features. What the template's B lines say of
-    transitions is part of it."""
+    """The structure, with features named as the reader names them, and with the features of transitions
+    that the template's B lines ask for."""
     if spec is None:
         return NAMED[name](reader.transition_columns, shared=False)
     if reader.template_lines:
@@ -79,7 +79,7 @@ def structure_of(name: str, spec: Spec | None, reader: Reader) -> Spec:
 
 
 def column_of(name: str, lines: Mapping[str, str], place: str) -> str:
-    """The number of the template's line with this number, name or text."""
+    """The number of the template line that has this number, name or text."""
     if name in lines:
         return name
     found = [n for n, line in lines.items() if name in (line, line.partition(":")[0])]

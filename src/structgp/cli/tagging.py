@@ -31,7 +31,7 @@ from structgp.inference.distributed import joined, local_device
 from structgp.plan.options import device_of
 
 _CHUNK = 200
-# How probabilities are written: before that of a labelling, and before that of a label.
+# The text before the probability of a labelling, and the text before the probability of a label.
 _LAYOUTS = {"columns": ("# ", "/"), "crfsuite": ("@probability\t", ":")}
 
 Known = list[list[str | None]]
@@ -76,11 +76,11 @@ def tag(
         estimator.device = local_device(device_of(device))  # each process its own
         found = sequences(reader, given, encoding, quiet=not together.is_first)
         found = with_first_checked(found, reader, estimator.classes_.tolist())
-        # A pipe may be someone typing: nobody waits for more than there is.
+        # Somebody may be typing into the pipe, and should get answers without having to type more.
         parts = _chunks(found, _CHUNK) if files else arriving(found, _CHUNK)
 
         def answered() -> Iterator[Any]:
-            """All answers in order, in the first process; nothing in others."""
+            """All answers in order, in the first process; nothing in the others."""
             for dealt in _chunks(parts, together.size):
                 own = [tagger.answer(chunk) for chunk in together.share(dealt)]
                 yield [one for answers in together.gather(own) for some in answers for one in some]
@@ -109,7 +109,7 @@ def _tagger_of(
     defer: float | None,
     coverage: float | None,
 ) -> Tagger | JsonTagger | DocumentTagger:
-    """What answers about the sequences of a reader."""
+    """The object that answers about the sequences of this reader."""
     if isinstance(reader, DocumentReader):
         return DocumentTagger(estimator, force, defer)
     if reader.format == "jsonl":
@@ -125,9 +125,10 @@ def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
 
 @dataclass(frozen=True)
 class Tagger:
-    """Sequences -> blocks of lines, without the blank line after each. level : of ``--verbose``; n_best :
-    of labellings, None for one without its rank; force : whether the labels in the file are kept; missing :
-    the text of a missing label; defer, coverage : of these options."""
+    """Turns sequences into blocks of lines, without the blank line after each block. level : value of
+    ``--verbose``. n_best : number of labellings; None for one, without its rank. force : whether the labels
+    in the file are kept. missing : the text of a missing label. defer, coverage : values of these
+    options."""
 
     estimator: Fitted
     reader: Reader
@@ -150,7 +151,7 @@ class Tagger:
             ]
 
     def _labels_in(self, sequence: FileSequence, missing: str) -> list[str | None]:
-        """The labels in the file, which are kept; None where one is missing."""
+        """The labels in the file, which are kept; None for each missing one."""
         name, line = sequence.name, sequence.line
         if sequence.labels is None:
             remedy = "add it as last column, or leave --force out"
@@ -163,7 +164,7 @@ class Tagger:
         return [label if label in known else None for label in sequence.labels]
 
     def _tagged(self, asked: Asked, known: Known | None) -> Iterator[list[tuple[str, list[str]]]]:
-        """Per sequence, one labelling: the line before it, and the text after the columns of each token."""
+        """One labelling per sequence: the line before it, and the text after the columns of each token."""
         if self.coverage is not None:
             sets = self.estimator.sets_of(asked, self.coverage)
             yield from ([("", ["|".join(held) for held in tokens])] for tokens in sets)
@@ -184,7 +185,7 @@ class Tagger:
             yield [(head, self._with_probabilities(y, named, p))]
 
     def _ranked(self, asked: Asked, known: Known | None) -> Iterator[list[tuple[str, list[str]]]]:
-        """The same for the best labellings, best first."""
+        """As ``_tagged``, with the n best labellings of each sequence, best first."""
         assert self.n_best is not None
         best = asked.n_best(self.n_best, known)
         marginals = self.estimator.marginals_of(asked, known) if self.level else [None] * len(best)
@@ -198,7 +199,7 @@ class Tagger:
     def _with_probabilities(
         self, labels: list[str], shown: list[str], marginals: list[dict[str, float]]
     ) -> list[str]:
-        """The text after the columns of each token. shown : what stands in the place of the labels."""
+        """The text after the columns of each token. shown : the text that is written for each label."""
         mark, found = _LAYOUTS[self.reader.format][1], []
         for label, named, p in zip(labels, shown, marginals, strict=True):
             every = [f"{name}{mark}{value:.6f}" for name, value in p.items()] if self.level == 2 else []

@@ -1,1 +1,1 @@
-"""People in the loop: a page to label in, and the service behind it, which also serves a fixed model."""
+"""The labelling page and the service behind it, which can also serve a fixed model."""

@@ -1,6 +1,7 @@
-"""Answers of one model to many who ask at once: a worker thread takes all that waits as one batch.
+"""Answers of one model to many concurrent requests: a worker thread takes all that are waiting as one
+batch.
 
-Answers do not depend on who else asks: every batch function gives the same answer whatever the batch."""
+An answer does not depend on the other requests: every function gives the same answer whatever the batch."""
 
 from __future__ import annotations
 
@@ -21,25 +22,26 @@ if TYPE_CHECKING:
     from structgp.answers.ask import Asked
 
 AT_ONCE = 4000
-"""Tokens that are answered together, at most: what waits beyond that is the next batch. Their potentials
-are kept while they are answered, some 150 MB for ten labels."""
+"""Largest number of tokens that are answered together; further requests wait for the next batch. The
+potentials of a batch are kept while it is answered, some 150 MB for ten labels."""
 LINGER, LONGEST = 0.5, 0.05
-"""Part of the time that the last batch took for which the next one waits for others to join, and seconds at
-most. Only who asks right after a batch was answered waits."""
+"""A batch waits for more requests to join: for this fraction of the time that the last batch took, and at
+most this many seconds. Only requests that arrive right after a batch was answered wait."""
 PAUSE = 0.004
-"""Seconds without anybody joining after which nobody is expected any more: reading and writing a request
-takes a few tenths of a millisecond."""
+"""Seconds without a new request after which a batch stops waiting: reading and writing a request takes a
+few tenths of a millisecond."""
 DETAILS = ("labels", "probabilities", "all", "page")
-"""What an answer holds: labels; the probability of the labelling and of each label too; of every label of
-each token too; uncertainty and spans too, as the page shows them."""
+"""What an answer holds: 'labels', only the labels; 'probabilities', also the probability of the labelling
+and of each label; 'all', in addition those of every label of each token; 'page', in addition to
+'probabilities' the alternatives, uncertainty and spans that the page shows."""
 LEAST_SPAN = 0.02
-"""Spans with a lower probability are not worth naming."""
+"""Spans with a lower probability than this are not listed."""
 DIGITS = 6
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    """loop : that the future belongs to, None if any thread may settle it."""
+    """A waiting request. loop : the event loop of the future; None if any thread may settle the future."""
 
     X: Sequence[Any]
     detail: str
@@ -59,7 +61,7 @@ def _n_tokens(x: Any) -> int:
 
 
 def _in_parts(X: Sequence[Any]) -> list[list[Any]]:
-    """The examples in order, in parts of at most ``AT_ONCE`` tokens, or of one example."""
+    """The examples in order, in parts of at most ``AT_ONCE`` tokens, or of one longer example."""
     parts: list[list[Any]] = [[]]
     n = 0
     for x in X:
@@ -72,7 +74,8 @@ def _in_parts(X: Sequence[Any]) -> list[list[Any]]:
 
 
 class Answerer:
-    """Asks ``tagger``, a fitted classifier or None, until ``close``. number : of the fit that it is."""
+    """Answers requests with ``tagger``, a fitted classifier or None, until ``close``. number : number of
+    the fit that the tagger comes from."""
 
     def __init__(self, tagger: Any = None, number: int | None = None) -> None:
         self.tagger, self.number = tagger, number
@@ -83,19 +86,19 @@ class Answerer:
         self._thread.start()
 
     def replace(self, tagger: Any, number: int | None = None, try_on: Sequence[Any] = ()) -> None:
-        """From now on this model answers. It is tried on some sequences first, while the earlier one still
-        answers: the first answer makes the draws, which the others use again."""
+        """Lets this model answer from now on. It first answers about the sequences ``try_on``, while the
+        earlier model is still in use: the first answer makes the draws, which later answers reuse."""
         list(answers_of(tagger, try_on, "page"))
         self.tagger, self.number = tagger, number
 
     def ask(self, X: Sequence[Any], detail: str = "probabilities") -> Future[list[dict[str, Any]]]:
-        """One answer per sequence, or in the future's exception the InputError of this X alone."""
+        """A future with one answer per sequence, or with the InputError that this X alone would raise."""
         future: Future[list[dict[str, Any]]] = Future()
         self._put(_Waiting(X, detail, future))
         return future
 
     async def answers(self, X: Sequence[Any], detail: str = "probabilities") -> list[dict[str, Any]]:
-        """The same for an event loop, which is woken once for all of its requests in a batch."""
+        """As ``ask``, for use in an event loop, which is woken once for all of its requests in a batch."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[dict[str, Any]]] = loop.create_future()
         self._put(_Waiting(X, detail, future, loop))
@@ -110,7 +113,7 @@ class Answerer:
                 self._all_here.set()
 
     def close(self) -> None:
-        """Answers what waits, and ends."""
+        """Answers the waiting requests, and ends."""
         self._closed = True
         self._queue.put(None)
         self._all_here.set()
@@ -147,8 +150,9 @@ class Answerer:
                 return
 
     def _gather(self, crowd: int, seconds: float) -> None:
-        """Waits until as many wait as did before, or nobody joins any more, or for some seconds: those who
-        were just answered often ask again at once, and two half batches take longer than a whole one."""
+        """Waits until ``crowd`` requests are waiting, or no more join, or ``seconds`` have passed. Clients
+        that were just answered often ask again at once, and two half batches take longer than a whole
+        one."""
         before, until, self._expected = -1, time.perf_counter() + seconds, crowd
         self._all_here.clear()
         while before < (here := self._queue.qsize()) < crowd and not self._closed:
@@ -159,7 +163,7 @@ class Answerer:
         self._expected = 0
 
     def _answered(self, batch: list[_Waiting]) -> list[Settled]:
-        """What each of a batch is told: its answers, or the error of its own sequences."""
+        """The result for each request of a batch: its answers, or the error of its own sequences."""
         tagger, number = self.tagger, self.number
         try:
             parts = _in_parts([x for w in batch for x in w.X])
@@ -167,13 +171,14 @@ class Answerer:
         except Exception as error:
             if len(batch) == 1:
                 return [(batch[0], _of_the_whole(tagger, batch[0].X, error))]
-            # One of them is at fault, and the others need not know.
+            # Only one of the requests may be at fault, so each is answered by itself.
             return [told for waiting in batch for told in self._answered([waiting])]
         return [(waiting, [next(found) for _ in waiting.X]) for waiting in batch]
 
 
 def _of_the_whole(tagger: Any, X: Sequence[Any], error: Exception) -> Exception:
-    """The error about a request, if it is one about its sequences: parts count them from 0."""
+    """The error that the request as a whole raises, if it raises one: it counts the sequences correctly,
+    while an error about a part counts from the start of that part."""
     try:
         tagger.ask(X)
     except Exception as whole:
@@ -182,7 +187,7 @@ def _of_the_whole(tagger: Any, X: Sequence[Any], error: Exception) -> Exception:
 
 
 def _settle(found: Sequence[Settled]) -> None:
-    """Tells all of a batch, from any thread. Whoever has gone meanwhile is not told."""
+    """Delivers the results of a batch, from any thread. Requests cancelled in the meantime are skipped."""
     by_loop: dict[Any, list[Settled]] = {}
     for told in found:
         by_loop.setdefault(told[0].loop, []).append(told)
@@ -207,7 +212,7 @@ def _tell(found: Sequence[Settled]) -> None:
 def answers_of(
     tagger: Any, X: Sequence[Any], detail: str, number: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """One dict per sequence, see ``DETAILS``; number : what is said under 'model'."""
+    """One dict per sequence. detail : see ``DETAILS``. number : the value under 'model'."""
     if detail not in DETAILS:
         raise InputError("detail", f"{detail!r} is not known", f"use one of {', '.join(DETAILS[:3])}")
     asked = tagger.ask(X).keeping()
@@ -238,8 +243,8 @@ def answers_of(
 
 
 def log_probs_of(asked: Asked, labels: Sequence[Sequence[str]]) -> list[float | None]:
-    """``asked.log_probs`` of a chain's own labels, from the potentials that are kept."""
-    import torch  # when there is a model, it is there
+    """``asked.log_probs`` of predicted labels; for a chain, computed from the potentials that are kept."""
+    import torch  # already imported if there is a model
 
     from structgp.answers import labellings
 

@@ -1,4 +1,4 @@
-"""The handle on the background process: hands it one task at a time, and passes on what it finds."""
+"""The handle on the background process: gives it one task at a time, and passes on its results."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from structgp.service import refit
 
 Listener = Callable[[str, Any], None]
 PATIENCE = 5.0
-"""Seconds that the process has to end by itself before it is killed."""
+"""Seconds that the process is given to end before it is killed."""
 
 
 class Background:
-    """``listener(name, value)``, to be set before the first task, is called in a thread of its own with
-    every part of an answer: those of ``Refitter.run``, 'error' with a message, and 'done' at the end of
-    each task. A process that dies is started again with the next task."""
+    """Runs tasks in a background process. ``listener(name, value)``, to be set before the first task, is
+    called in a separate thread with every result: the pairs from ``Refitter.run``, 'error' with a message,
+    and 'done' at the end of each task. A process that dies is started again with the next task."""
 
     listener: Listener
 
@@ -29,10 +29,10 @@ class Background:
         self._process: Any = None
         self._connection: Any = None
         self.busy: str | None = None
-        "What it is doing: 'fit', 'sweep', or None."
+        "The task under way, such as 'fit' or 'sweep', or None."
 
     def start(self, task: dict[str, Any]) -> bool:
-        """Hands over a task; False if one is under way. Returns at once."""
+        """Starts a task and returns True, or False if another one is under way. Returns at once."""
         with self._lock:
             if self.busy is not None or self._closed:
                 return False
@@ -91,7 +91,7 @@ class Background:
             process.join()
 
     def close(self) -> None:
-        """Ends the process; what it was doing is lost."""
+        """Ends the process; a task under way is lost."""
         with self._lock:
             self._closed = True
         self._end()

@@ -1,4 +1,4 @@
-"""The figures of the panel: what audits measured, how the error falls, and what more labels bring."""
+"""The figures on the panel: the audited error, how the error falls, and what more labels would bring."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from scipy.special import betaincinv
 from structgp.service.store import Event
 
 AUDITED = 50
-"""Audits that the error is taken from, the latest: earlier ones judged a model of the past."""
+"""Number of latest audits from which the error is computed; earlier audits judged an outdated model."""
 LEVEL = 0.9
 """Probability of all intervals."""
 SETTLED = 10
-"""Sequences from which on their spread is known well enough to say how much a token counts."""
+"""Smallest number of audits from which the spread of errors is estimated, see ``audited_error``."""
 FEWEST_POINTS = 4
-"""Fits with different numbers of labels, at least, before a curve is drawn through their errors."""
+"""Smallest number of fits, with different numbers of labels, for a curve through their errors."""
 FEWEST_GROWTH = 1.25
-"""Growth of the number of labels, at least, from the first of these fits to the last: errors of fits that
-are closer together differ by chance."""
+"""Smallest growth factor of the number of labels from the first of these fits to the last: the errors of
+fits that are closer together differ by chance."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """One audited sequence: tokens with a label, those where the model was wrong before it saw the label,
-    and the probability that it gave its whole labelling."""
+    """One audited sequence: the number of tokens with a label, the number on which the model was wrong
+    before it saw the label, and the probability that the model gave to its whole labelling."""
 
     n_tokens: int
     n_wrong: int
@@ -37,7 +37,7 @@ class Audit:
 
 
 def audits(events: Iterable[Event]) -> list[Audit]:
-    """Oldest first. Labels of 'don't know' are not compared."""
+    """The audits among the events, oldest first. Tokens labelled 'don't know' are not compared."""
     found = []
     for event in events:
         if event.stream != "audit" or event.suggested is None:
@@ -56,9 +56,9 @@ def audits(events: Iterable[Event]) -> list[Audit]:
 def audited_error(found: Sequence[Audit]) -> dict[str, Any] | None:
     """Share of wrong tokens in the latest audits, with an interval; None before the first.
 
-    The interval is that of a Beta posterior with Jeffreys' prior. Tokens of one sequence are wrong
-    together: where the errors of sequences spread d times as much as those of independent tokens, a token
-    counts 1 / d. Of few sequences d is not known, and each sequence counts as one token."""
+    The interval is that of a Beta posterior with Jeffreys' prior. Errors within a sequence are correlated:
+    if the variance of the sequences' errors is d times that of independent tokens, a token counts 1 / d.
+    With few sequences, d cannot be estimated, and each sequence counts as one token."""
     latest = list(found)[-AUDITED:]
     if not latest:
         return None
@@ -74,8 +74,8 @@ def audited_error(found: Sequence[Audit]) -> dict[str, Any] | None:
 
 
 def measured_precision(found: Iterable[Audit], least: float) -> dict[str, Any]:
-    """How often all labels of a sequence were right where the model gave them at least this probability,
-    with an interval, by the latest audits."""
+    """Among the latest audits in which the model gave its labelling at least the probability ``least``, the
+    share whose labels were all right, with an interval."""
     sure = [a.n_wrong == 0 for a in list(found)[-AUDITED:] if a.probability >= least]
     right = sum(sure)
     low, high = _interval(right, len(sure) - right)
@@ -92,11 +92,12 @@ def _interval(yes: float, no: float) -> tuple[float, float]:
 
 def outlook(fits: Sequence[dict[str, Any]], n_rest: int, mean_length: float) -> dict[str, Any] | None:
     """What the next labels should bring, by a power law through the expected errors of the later half of
-    the fits; None as long as there are few. Only fits with the settings of the last one count: when
+    the fits; None if there are too few fits. Only fits with the settings of the last one count: when
     settings are chosen anew, the error that a model expects of itself can jump either way.
 
-    removed : wrong tokens in the rest of the pool that one more labelled sequence takes away, beyond its
-    own. Below 1, labelling does little but correct the sequences that are labelled: pays is False."""
+    removed : the number of wrong tokens in the rest of the pool that one more labelled sequence removes,
+    its own tokens aside. Below 1, labelling does little more than correct the sequences that are labelled,
+    and 'pays' is False."""
     now = fits[-1].get("settings") if fits else None
     points = {
         f["sequences"]: f["error"]["mean"] for f in fits if f.get("error") and f.get("settings") == now
@@ -119,8 +120,8 @@ def outlook(fits: Sequence[dict[str, Any]], n_rest: int, mean_length: float) -> 
 
 
 def agreement(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """For each two annotators with sequences in common: how many tokens both labelled, and the share of
-    those with the same label. The latest labels of each count."""
+    """For each pair of annotators with sequences in common: the number of tokens that both labelled, and
+    the share of these with the same label. Only the latest labels of each annotator count."""
     latest: dict[str, dict[int, list[str | None]]] = {}
     for event in events:
         latest.setdefault(event.annotator, {})[event.sequence] = event.labels
@@ -139,7 +140,7 @@ def agreement(events: Iterable[Event]) -> list[dict[str, Any]]:
 
 
 def unchanged(events: Iterable[Event]) -> dict[str, Any]:
-    """How often suggestions that were shown were accepted as they were."""
+    """Number of sequences shown with suggestions, and how many of these were accepted unchanged."""
     shown = [e for e in events if e.stream == "chosen" and e.suggested is not None]
     same = sum(e.suggested is not None and e.labels == e.suggested["labels"] for e in shown)
     return {"sequences": len(shown), "unchanged": same}

@@ -1,7 +1,7 @@
-"""What every request has to get past before it is looked at: host name, token, size and time.
+"""Checks that every request has to pass before it is handled: host name, token, size and time.
 
-An ASGI application around another one. It reads the whole body itself, within a size and a time, so that
-what is inside never waits for a client."""
+This is an ASGI application around another one. It reads the whole body itself, with limits on size and
+time, so that the inner application never waits for a client."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 MOST_BYTES = 8 << 20
-"""Largest body: some hundred thousand tokens with their features."""
+"""Largest size of a body: some hundred thousand tokens with their features."""
 BODY_SECONDS = 10.0
-"""Time for a body to arrive."""
+"""Seconds within which a body has to arrive."""
 HEADERS = [
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
@@ -30,7 +30,7 @@ HEADERS = [
 
 
 class Refused(Exception):  # noqa: N818
-    """A request that is not passed on: HTTP status, and why."""
+    """A request that is refused, with its HTTP status and the reason."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -39,9 +39,9 @@ class Refused(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Guard:
-    """token : that a request has to bring, in its address or as ``Authorization: Bearer``; None for no
-    token. hosts : names in the Host header that are answered, which stops pages of other sites that point
-    a name of their own at this machine; None for any."""
+    """Guards the application ``app``. token : the token that a request has to bring, in its address or as
+    ``Authorization: Bearer``; None for no token. hosts : the names in the Host header that are answered,
+    None for any; this stops pages of other sites that point their own host name at this machine."""
 
     app: Any
     token: str | None
@@ -108,10 +108,10 @@ class Guard:
         if sys.version_info >= (3, 11):
             async with asyncio.timeout(self.seconds):
                 return await self._body(receive)
-        return await asyncio.wait_for(self._body(receive), self.seconds)  # which makes a task each time
+        return await asyncio.wait_for(self._body(receive), self.seconds)  # creates a task each time
 
     async def _body(self, receive: Receive) -> bytes | None:
-        """The whole body; None if the client has gone."""
+        """The whole body; None if the client has disconnected."""
         parts, size = [], 0
         while True:
             message = await receive()

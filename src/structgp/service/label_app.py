@@ -18,12 +18,13 @@ from structgp.service.session import Session
 from structgp.service.tag_requests import Tagging
 
 MOST_WITNESSES = 300
-"""Labelled sequences, the latest, among which 'why' looks for like tokens: half a second of one core."""
+"""Number of latest labelled sequences in which 'why' looks for similar tokens; it takes half a second on
+one core."""
 OPENED = ("search", "review")
 
 
 def label_app(session: Session, default_name: str) -> Tagging:
-    """The application. default_name : what the page proposes as the annotator's name."""
+    """The application. default_name : the name that the page proposes for the annotator."""
     calls = Calls(session)
     html = page({"annotator": default_name, "tags": session.tags.to_json(), "pool": session.pool.name})
 
@@ -58,7 +59,7 @@ def label_app(session: Session, default_name: str) -> Tagging:
 
 
 class Calls:
-    """What each address does with what it is given."""
+    """One method per address, which handles the parsed request."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -87,7 +88,7 @@ class Calls:
         return {"found": self.session.disagreements()}
 
     def labels(self, given: dict[str, Any]) -> Any:
-        """Saves, and answers with the next sequence: one way there and back."""
+        """Saves labels and answers with the next sequence, in one round trip."""
         only(given, "request", "annotator", "sequence", "labels", "stream")
         request, annotator = name_in(given, "request"), name_in(given, "annotator")
         stream = _stream(given)

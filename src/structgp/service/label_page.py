@@ -1,4 +1,4 @@
-"""The page to label in: one HTML file with its script and style, which asks nobody but its own service."""
+"""The labelling page: one HTML file with its script and style, which contacts only its own service."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from string import Template
 from typing import Any
 
 SCRIPTS = ("spans.js", "view.js", "panel.js", "actions.js")
-"""In this order they are one script."""
+"""Parts of the page's script, in order."""
 
 
 def _asset(name: str) -> str:
@@ -26,7 +26,7 @@ def _hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-# By its hash the policy recognises the page's own script: no other one can run.
+# The policy identifies the page's own script by its hash, so that no other script can run.
 POLICY = (
     f"default-src 'none'; script-src 'sha256-{_hash(_script())}'; style-src 'unsafe-inline'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -34,7 +34,7 @@ POLICY = (
 
 
 def page(given: dict[str, Any]) -> str:
-    """The page. given : JSON values that its script starts with."""
+    """The page as HTML. given : JSON values for its script."""
     # Only strings contain '<', which could end the element.
     data = json.dumps(given, ensure_ascii=False).replace("<", "\\u003c")
     return Template(_asset("label.html")).substitute(style=_asset("label.css"), script=_script(), data=data)

@@ -1,4 +1,4 @@
-"""The pool: sequences to label, read from files, and the labels that come out of it."""
+"""The pool: the sequences to label, read from files, and the export of their labels."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from structgp.errors import InputError
 from structgp.service.tag_set import Labels, TagSet
 
 UNKNOWN = "?"
-"""What is written in the label column for 'don't know'."""
+"""Text in the label column for 'don't know'."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """reader : of its files, kept with the model, so that ``structgp tag`` reads files like them.
-    sequences : all of them, with ``tokens`` (features), ``words`` and ``labels``, if the file has some."""
+    """The sequences to label. reader : the reader of the pool's files; it is kept with the model, so that
+    ``structgp tag`` can read similar files. sequences : all sequences, with ``tokens`` (features),
+    ``words``, and ``labels`` if the file has labels."""
 
     name: str
     reader: sources.Reader
@@ -36,7 +37,7 @@ class Pool:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all words: the same words in the same order are the same pool."""
+        """SHA-256 of all words: pools with the same words in the same order are the same."""
         found = hashlib.sha256()
         for s in self.sequences:
             found.update(json.dumps(s.words).encode() + b"\n")
@@ -44,7 +45,7 @@ class Pool:
 
     @cached_property
     def texts(self) -> list[str]:
-        """The words of each sequence in lower case, to search in."""
+        """The words of each sequence in lower case, for searching."""
         return [" ".join(s.words).casefold() for s in self.sequences]
 
     def place(self, i: int) -> str:
@@ -54,7 +55,7 @@ class Pool:
         return [s.tokens for s in self.sequences]
 
     def given(self) -> dict[int, Labels]:
-        """The labels in the file, by sequence; those without a single known label are left out."""
+        """The labels in the file, by sequence; sequences without any known label are left out."""
         found = {}
         for i, s in enumerate(self.sequences):
             labels = [] if s.labels is None else self.reader.labels_of(s)
@@ -71,7 +72,7 @@ class Pool:
         return TagSet.from_labels(labels, self.name)
 
     def search(self, text: str, most: int) -> list[int]:
-        """The first sequences that contain a text, whatever the case."""
+        """Indices of the first ``most`` sequences that contain a text, ignoring case."""
         wanted = " ".join(text.casefold().split())
         found = (i for i, words in enumerate(self.texts) if wanted in words)
         return list(islice(found, most))
@@ -84,7 +85,7 @@ class Pool:
             yield own.with_labels(given)
 
     def exported(self, labels: Iterable[tuple[int, Labels]]) -> Iterable[str]:
-        """The lines of columns or JSON lines with these labels, '?' or null where unknown."""
+        """The sequences with these labels as columns or JSON lines; unknown labels are '?' or null."""
         for i, given in labels:
             if self.reader.format == "jsonl":
                 yield self.reader.with_labels(self.sequences[i], given)  # type: ignore[arg-type]
@@ -102,12 +103,12 @@ def read_pool(
     missing: str | None = None,
     encoding: str = "utf-8",
 ) -> Pool:
-    """The sequences of all files, one after the other, without those that have no tokens.
+    """The sequences of all files, in order, without those that have no tokens.
 
-    format : 'columns', which is the default with a template; 'jsonl'; or a format of documents, by default
-    the one that the file's name tells. template : of columns, the path of a CRF++ template. labelled :
-    whether the last column is a label. missing : the text in the place of a missing label, UNKNOWN by
-    default."""
+    format : 'columns', the default with a template; 'jsonl'; or a format of documents; the default without
+    a template is the format that the file's name suggests. template : path of a CRF++ template. labelled :
+    whether the last column is a label. missing : the text in place of a missing label, by default
+    UNKNOWN."""
     if format is None:
         format = "columns" if template is not None else format_of(paths[0], "--format")
     name, reader = ", ".join(paths), _reader(paths[0], format, template, labelled, missing, encoding)

@@ -1,4 +1,4 @@
-"""The JSON interface in the words of OpenAPI 3.1, as ``/openapi.json`` gives it."""
+"""The OpenAPI 3.1 description of the JSON interface, as served at ``/openapi.json``."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _labelling() -> dict[str, Any]:
 
 
 def openapi(labelling: bool) -> dict[str, Any]:
-    """labelling : whether it is the service of ``structgp label``, else that of ``structgp serve``."""
+    """The whole description. labelling : True for ``structgp label``, False for ``structgp serve``."""
     status = "How far the labels are, and how good the model is." if labelling else "About the model."
     paths = {"/tag": {"post": _tag()}, "/status": {"get": _get(status, _object())}}
     return {

@@ -1,4 +1,4 @@
-"""'Why this label' for the page: an explanation as JSON, with like tokens that were labelled."""
+"""'Why this label' for the page: an explanation as JSON, with similar tokens that were labelled."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from structgp.errors import InputError
 from structgp.service.session import Session
 
 PARTS = 6
-"""Features, and tokens for and against, that are listed."""
+"""Number of features that are listed, and of tokens for and against the label."""
 
 
 def why(session: Session, i: int, token: int, label: str | None, most: int) -> dict[str, Any]:
-    """What speaks for a label of a token against the next most probable one. label : None for the model's
-    own. most : labelled sequences, the latest, among which like tokens are looked for."""
+    """What speaks for a token's label against the next most probable one. label : None for the model's own
+    label. most : number of latest labelled sequences in which similar tokens are looked for."""
     from structgp.api.explain import Explanation, explain
 
     tagger = session.answerer.tagger
@@ -23,11 +23,11 @@ def why(session: Session, i: int, token: int, label: str | None, most: int) -> d
     tokens = session.opened(i, "search")["words"]
     if not 0 <= token < len(tokens):
         raise InputError("position", f"no token {token} of {len(tokens)}", "count from 0")
-    # A label that the model has not seen yet has nothing that speaks for it.
+    # Nothing speaks for a label that the model has not seen yet.
     known = label if label in tagger.classes_ else None
     labelled = list(session.training_labels().items())[-most:]
     X = [session.pool.sequences[k].tokens for k, _ in labelled]
-    # Labels that came since the model was fitted may be new to it.
+    # Labels given since the model was fitted may be new to it.
     y = [[label if label in tagger.classes_ else None for label in given] for _, given in labelled]
     found = explain(
         tagger,

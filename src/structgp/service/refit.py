@@ -1,7 +1,7 @@
-"""What the background process does: fits, chooses what to label next, and says how good the model is.
+"""The background process: it fits, chooses what to label next, and estimates how good the model is.
 
-It has a copy of the pool's features and is handed the labels, so that nothing is shared with the process
-that answers the page. It runs on one thread with a low priority."""
+It has its own copy of the pool's features and receives the labels with each task, so that it shares nothing
+with the process that answers the page. It runs on one thread with low priority."""
 
 from __future__ import annotations
 
@@ -20,35 +20,36 @@ from structgp.errors import StructgpError, StructgpWarning
 from structgp.service.tag_set import Labels
 
 CHOSEN = 20
-"""Sequences that are chosen after a fit: enough for an annotator who is faster than the next fit."""
+"""Number of sequences that are chosen after a fit: enough until the next fit, even for a fast annotator."""
 CANDIDATES = 1000
-"""Unlabelled sequences, drawn anew for each fit, among which the next are chosen. Their number decides what
-choosing costs, about 1 ms each; of 1,000 drawn at random, the best 20 are on average among the best 2 % of
-the pool whatever its size."""
+"""Number of unlabelled sequences, drawn anew after each fit, among which the next ones are chosen. Choosing
+costs about 1 ms for each; the best 20 of 1,000 random sequences are on average among the best 2 % of the
+pool, whatever its size."""
 SCORED = 300
-"""Unlabelled sequences, drawn at random, whose expected error is shown."""
+"""Number of unlabelled sequences, drawn at random, on which the expected error is computed."""
 SWEPT = 500
-"""Sequences per part of a sweep over the pool."""
+"""Number of sequences in each part of a sweep over the pool."""
 AGAIN = 2
-"""Growth of the number of labelled sequences after which settings are chosen anew, which takes some ten
-times as long as a fit from the last posterior. With 4, the settings of 20 recipes were kept up to 80, and
-the model was too timid meanwhile: the intervals of its expected error were above the true error."""
+"""Factor by which the labelled sequences grow before settings are chosen anew, which takes some ten times
+as long as a fit from the last posterior. With 4, the settings of 20 recipes were kept up to 80, and the
+model was too pessimistic meanwhile: the intervals of its expected error were above the true error."""
 PRIORITY = 5
-"""Niceness of the process: other work comes first, but cannot stop it."""
+"""Niceness of the process: other work comes first, but cannot stop it completely."""
 FEWEST_TO_CHOOSE = 20
-"""Labelled sequences before settings are chosen for the first time: of fewer, cross-validation can tell
+"""Number of labelled sequences from which on settings are chosen: with fewer, cross-validation can tell
 little, and there should be suggestions soon."""
 FULL_AT = "settings_chosen_at"
-"""Under this name the model's file keeps ``Refitter.full_at``."""
+"""Name under which the model file keeps ``Refitter.full_at``."""
 DOUBTED = 0.5
-"""A given label with a lower probability than this contradicts the model if another one is more
+"""The model contradicts a given label if its probability is lower than this and another label is more
 probable."""
 
 
 @dataclass
 class Refitter:
-    """features : of each sequence of the pool. parameters : of the classifier. keep : what the model's file
-    keeps of the reader. has_transitions : whether labels depend on their neighbours."""
+    """Runs the tasks of the background process. features : features of each sequence of the pool.
+    parameters : parameters of the classifier. keep : values about the reader that are kept in the model
+    file. has_transitions : whether labels depend on their neighbours."""
 
     features: Sequence[Any]
     model_path: str
@@ -57,10 +58,10 @@ class Refitter:
     has_transitions: bool = True
     tagger: Any = None
     full_at: int = 0
-    "Number of sequences of the last fit that chose its settings by cross-validation."
+    "Number of sequences in the last fit that chose its settings by cross-validation."
 
     def go_on(self) -> None:
-        """Takes up the model of an earlier run, if its file is there and can be read."""
+        """Continues with the model of an earlier run, if its file exists and can be read."""
         if os.path.exists(self.model_path):
             from structgp.api.estimator import load
 
@@ -69,7 +70,7 @@ class Refitter:
                 self.full_at = int(self.tagger.model_.extra.get(FULL_AT, 0))
 
     def run(self, task: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """What a task finds, part by part, as (name, value)."""
+        """The results of a task, one by one, as (name, value)."""
         if task["do"] == "warm":
             _warm_up()
             return
@@ -93,7 +94,7 @@ class Refitter:
         rng: np.random.Generator,
         choose_settings: bool,
     ) -> Iterator[tuple[str, Any]]:
-        """A fit, its model file, and what to label next."""
+        """Fits, saves the model file, and chooses what to label next."""
         began = time.process_time()
         self._fit(labels, choose_settings)
         seconds = time.process_time() - began
@@ -104,7 +105,7 @@ class Refitter:
             yield "chosen", self._chosen(rng.permutation(rest)[:CANDIDATES])
 
     def _fit(self, labels: Mapping[int, Labels], choose_settings: bool) -> None:
-        """From the prior, with settings chosen by cross-validation, or from the posterior of the last
+        """Fits from the prior, with settings chosen by cross-validation, or from the posterior of the last
         fit."""
         from structgp.api.estimator import StructuredGPClassifier
         from structgp.plan.options import Prior
@@ -118,7 +119,7 @@ class Refitter:
             self.tagger = StructuredGPClassifier(prior=once, **self.parameters)
         self.tagger.warm_start = True
         with warnings.catch_warnings():
-            # Few labels bring warnings about the fit that an annotator can do nothing about.
+            # With few labels, there are warnings about the fit that an annotator can do nothing about.
             warnings.simplefilter("ignore", StructgpWarning)
             self.tagger.fit(X, y)
 
@@ -133,7 +134,7 @@ class Refitter:
         return {name: found[name] for name in ("error", "f1", "precision", "recall", "level")}
 
     def _doubted(self, labels: Mapping[int, Labels]) -> list[dict[str, Any]]:
-        """Tokens whose given label the model contradicts, the most improbable first."""
+        """Tokens whose given label the model contradicts, the most improbable label first."""
         asked = self.tagger.ask([self.features[i] for i in labels])
         found = []
         for (i, given), at in zip(labels.items(), self.tagger.marginals_of(asked), strict=True):
@@ -157,7 +158,7 @@ class Refitter:
 
 
 def _warm_up() -> None:
-    """Imports and compiles what a fit needs, so that the first one does not have to."""
+    """Imports and compiles what a fit needs, so that the first fit does not have to."""
     from structgp.api.estimator import StructuredGPClassifier
     from structgp.plan.options import Prior
 
@@ -176,8 +177,8 @@ def _end_with_parent(parent: int) -> None:
 def serve_tasks(
     connection: Any, parent: int, features: Sequence[Any], model_path: str, settings: dict[str, Any]
 ) -> None:
-    """The main function of the background process: tasks in, parts of answers out, until the other end is
-    closed or the process ``parent`` is gone. An error is an answer too."""
+    """The main function of the background process: receives tasks and sends results, until the other end is
+    closed or the process ``parent`` has ended. An error is sent as a result too."""
     os.nice(PRIORITY)
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     import torch

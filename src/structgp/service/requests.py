@@ -1,4 +1,4 @@
-"""From a request to Python values and back: JSON in and out, and mistakes as status 400."""
+"""Converts requests to Python values and back: JSON in and out, with mistakes as status 400."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from structgp.service.store import StoreError
 
 Handler = Callable[[Request], Awaitable[Response]]
 NAME = re.compile(r"\S(.{0,62}\S)?")
-"""Names of annotators and requests: up to 64 characters, not blank at the ends."""
+"""Pattern of the names of annotators and requests: up to 64 characters, not blank at the ends."""
 
 
 def answering(function: Callable[[Any], Any], needs_body: bool = False) -> Handler:
-    """A handler that calls ``function`` in a thread with what was asked, a dict from the body or the
-    query, and answers with what it returns as JSON. An InputError is status 400."""
+    """A handler that calls ``function`` in a thread with a dict from the body or the query, and answers
+    with its result as JSON. An InputError becomes status 400."""
 
     async def handle(request: Request) -> Response:
         try:
@@ -38,15 +38,15 @@ def answering(function: Callable[[Any], Any], needs_body: bool = False) -> Handl
 
 
 def mistake(error: InputError) -> dict[str, str]:
-    """What an answer with status 400 says."""
+    """The content of an answer with status 400."""
     told = {"place": error.place, "problem": error.problem, "remedy": error.remedy}
     return {"error": str(error)} | {name: cut(text) for name, text in told.items()}
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """The JSON object that a body holds."""
+    """The JSON object in a body; InputError if there is none."""
     try:
-        given = json.loads(body.decode("utf-8-sig"))  # of bytes, json takes halves of characters too
+        given = json.loads(body.decode("utf-8-sig"))  # json.loads(bytes) would accept lone surrogates
     except (ValueError, RecursionError) as error:
         raise InputError("body", f"not JSON ({error})", "send one JSON object") from None
     if not isinstance(given, dict):
@@ -62,21 +62,21 @@ def parsed(body: bytes) -> dict[str, Any]:
 
 
 def name_in(given: dict[str, Any], key: str) -> str:
-    """A name of up to 64 characters, or the identifier of a request."""
+    """The value under ``key``, a name or the identifier of a request, of up to 64 characters."""
     value = given.get(key)
     if not isinstance(value, str) or not NAME.fullmatch(value):
         problem = (
             "missing" if value is None else f"must be 1 to 64 characters in one line, got {value!r:.80}"
         )
         remedy = f'give a short name, such as "{key}": "ann"'
-        if key == "request":  # the same one again changes nothing
+        if key == "request":  # a request that is sent twice changes nothing the second time
             remedy = "give a new random string with every request that saves or undoes, such as a UUID"
         raise InputError(key, problem, remedy)
     return value
 
 
 def number_in(given: dict[str, Any], key: str, kind: type[int] | type[float]) -> Any:
-    """A number, from JSON or from the text of a query."""
+    """The number under ``key``, from JSON or from the text of a query."""
     value: Any = given.get(key)
     if isinstance(value, str):
         try:
@@ -93,7 +93,7 @@ def number_in(given: dict[str, Any], key: str, kind: type[int] | type[float]) ->
 
 
 def only(given: dict[str, Any], *keys: str) -> None:
-    """InputError for keys that are not known: a typo is not ignored."""
+    """Raises InputError for unknown keys, so that typing errors are not ignored."""
     for key in given:
         if key not in keys and key != "token":
             raise InputError(key[:64], "is not known here", f"use {', '.join(keys)}")

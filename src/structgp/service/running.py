@@ -17,18 +17,18 @@ from structgp.service.guard import Guard
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 FIRST_BYTES = 10.0
-"""Seconds that a client has for the head of its first request."""
+"""Seconds that a client is given to send the head of its first request."""
 MOST_HEAD = 1 << 16
-"""Bytes of a head that has not ended, after which the client is sent away: as many as h11 takes. httptools
-has no limit, and a head comes before any token."""
+"""Largest number of bytes in the head of a request, the same as for h11; beyond it, the request is refused.
+httptools has no limit, and the head is read before any token is checked."""
 SHUTDOWN = 5
-"""Seconds that requests under way have to be answered when the service ends."""
+"""Seconds that are left to answer the requests under way when the service ends."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a service listens, and for whom. token : '' for a random one, None for no token; hosts : names
-    that it answers to beside those of the loopback, '*' for any."""
+    """Where a service listens, and whom it answers. token : '' for a random one, None for no token. hosts :
+    host names that it answers to, beside those of the loopback; '*' for any."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -37,7 +37,7 @@ class Place:
 
 
 def check_installed() -> None:
-    """InputError, with the command to install them, where Starlette or uvicorn is missing."""
+    """Raises InputError, with the command to install them, if Starlette or uvicorn is missing."""
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         problem = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
@@ -45,8 +45,8 @@ def check_installed() -> None:
 
 
 def run(app: Any, listening: socket.socket, place: Place, ready: Callable[[str], None]) -> None:
-    """Serves ``app`` until it is told to end; ``ready`` is called with the address once it answers.
-    listening : from :func:`listen`, and closed at the end."""
+    """Serves ``app`` until it is told to end. ready : called with the address once the service answers.
+    listening : the socket from :func:`listen`, which is closed at the end."""
     import uvicorn
 
     token = secrets.token_urlsafe(18) if place.token == "" else place.token
@@ -62,7 +62,7 @@ def run(app: Any, listening: socket.socket, place: Place, ready: Callable[[str],
     )
     host, port = listening.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}/{f'?token={token}' if token else ''}"
-    # uvicorn raises the signal that ended it once more when it is done: that should not be an error.
+    # When it is done, uvicorn raises the signal that ended it once more: that should not be an error.
     before = {s: signal.signal(s, lambda *_: None) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
         asyncio.run(_serve(uvicorn.Server(config), listening, lambda: ready(address)))
@@ -82,10 +82,10 @@ async def _serve(server: Any, listening: socket.socket, ready: Callable[[], None
 
 
 def listen(place: Place) -> socket.socket:
-    """The socket of a service: a port that is taken is found out before anything else is done."""
+    """The socket of a service. It is opened first, so that a port that is in use is found out at once."""
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-    # With the protocol named, asyncio sends at once what it is given (TCP_NODELAY). Otherwise the body of
-    # an answer waits up to 40 ms until the client has acknowledged the head.
+    # If the protocol is named, asyncio sends data at once (TCP_NODELAY). Otherwise the body of an answer
+    # waits up to 40 ms until the client has acknowledged the head.
     found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -99,10 +99,10 @@ def listen(place: Place) -> socket.socket:
 
 
 def _protocol() -> Any:
-    """uvicorn's, with limits on the size of a head, and on the time that a client may take for its first
-    one. Once a request is there, ``Guard`` watches the time, and uvicorn's own limit holds between
-    requests. Requests are read by httptools where it is installed: h11 is written in Python, and takes
-    0.07 ms longer for each."""
+    """uvicorn's protocol class, with limits on the size of a head and on the time until a client's first
+    head. Once a request has begun, ``Guard`` limits its time; uvicorn's own limit holds between requests.
+    Requests are parsed by httptools if it is installed: h11 is written in Python, and takes 0.07 ms longer
+    for each."""
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     class Timely(AutoHTTPProtocol):  # type: ignore[misc, valid-type]

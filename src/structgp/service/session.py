@@ -1,4 +1,4 @@
-"""The labelling loop: which sequence comes next, what is saved, when the model is fitted again.
+"""The labelling loop: decides which sequence comes next, saves labels, and starts fits.
 
 All methods may be called from any thread, and none waits for a fit."""
 
@@ -22,22 +22,22 @@ from structgp.service.suggestions import Suggestions
 from structgp.service.tag_set import Labels, TagSet
 
 ENOUGH = 10
-"""Labelled sequences before the first fit: until then the next one is drawn at random."""
+"""Number of labelled sequences before the first fit; until then, the next one is drawn at random."""
 AUDIT = 0.1
-"""Share of sequences that are drawn at random once there is a model. Its suggestions are not shown on them:
-they measure how good it is, and suggestions sway people."""
+"""Share of sequences that are audits: once there is a model, they are drawn at random and shown without its
+suggestions, since they measure how good the model is, and suggestions influence people."""
 REFIT_AFTER = 0.02
-"""New labels before the next fit, as a share of those there are (at least one sequence)."""
+"""New labelled sequences before the next fit, as a share of all labelled sequences (at least one)."""
 LEASE = 900.0
-"""Seconds that a sequence is kept for the annotator to whom it was shown."""
+"""Seconds for which a sequence is reserved for the annotator to whom it was shown."""
 FOUND = 50
-"""Most sequences that a search lists."""
+"""Largest number of sequences that a search lists."""
 
 
 @dataclass(frozen=True)
 class Lease:
-    """A sequence on somebody's screen. told : the model's answer, seen or not. before : what the model said
-    before it saw labels that were taken back."""
+    """A sequence on an annotator's screen. told : the model's answer, whether shown or not. before : after
+    an undo, what the model had answered before it saw the labels that were taken back."""
 
     annotator: str
     stream: str
@@ -47,21 +47,21 @@ class Lease:
 
     @property
     def note(self) -> dict[str, Any] | None:
-        """What an event keeps of the model's answer."""
+        """The part of the model's answer that is kept in an event."""
         if self.before is not None or self.told is None:
             return self.before
         return {key: self.told[key] for key in ("model", "labels", "probability")}
 
 
 def load_tagger(path: str) -> Any:
-    """The model in a file. Its import takes seconds, and is made when it is needed."""
+    """The model in a file. The import takes seconds, so it happens only when it is needed."""
     from structgp.api.estimator import load
 
     return load(path)
 
 
 class Session:
-    """The loop over one pool. A model of an earlier run may answer from the start."""
+    """The labelling loop over one pool. A model of an earlier run may answer from the start."""
 
     def __init__(
         self,
@@ -80,14 +80,14 @@ class Session:
         self._order = random.Random(seed).sample(range(len(pool)), len(pool))
         self._chosen: list[int] = []
         self._fitted_version, self._fitted_n = -1, 0
-        # What the last fit of an earlier run was expected to do.
+        # The expected scores of the last fit of an earlier run.
         self._fit: dict[str, Any] = (store.fits() or [{}])[-1] if answerer.tagger is not None else {}
         self._doubted: list[dict[str, Any]] = []
         self._swept: dict[int, tuple[list[str], float]] = {}
         self._sweep: dict[str, Any] | None = None
         self._wants_sweep = False
         self.error: str | None = None
-        "What went wrong in the background, until the next fit that goes well."
+        "What went wrong in the background; None again after the next successful fit."
         background.listener = self.hear
         self._is_warm = False
         self.refit_if_due()
@@ -95,8 +95,8 @@ class Session:
     # -- what comes next -----------------------------------------------------------------------
 
     def next(self, annotator: str) -> dict[str, Any]:
-        """The sequence to label now: the same again until it is labelled. {'sequence': None} when there is
-        none left."""
+        """The sequence to label now: the same one until it is labelled; {'sequence': None} if none is
+        left."""
         with self._lock:
             self._warm_up()
             mine = [i for i, held in self._leases.items() if held.annotator == annotator]
@@ -136,7 +136,7 @@ class Session:
         return self._at_random(), "random"
 
     def _at_random(self) -> int | None:
-        # Sequences that are labelled stay so, but for an undo, which brings them to the screen again.
+        # Labelled sequences remain so, except after an undo, which brings them back to the screen.
         while self._order and self.store.is_labelled(self._order[-1]):
             self._order.pop()
         for i in reversed(self._order):
@@ -149,7 +149,7 @@ class Session:
         return not self.store.is_labelled(i) and (held is None or time.monotonic() - held.time > LEASE)
 
     def _prepare(self) -> None:
-        """Asks ahead about the sequences that are likely to come next."""
+        """Asks in advance about the sequences that are likely to come next."""
         self.suggestions.ask_ahead(i for i in [*self._chosen[:3], *self._order[-2:]] if self._is_free(i))
 
     def shown(self, i: int, stream: str, told: dict[str, Any] | None) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class Session:
         }
 
     def opened(self, i: int, stream: str) -> dict[str, Any]:
-        """A sequence that somebody looked up."""
+        """A sequence that an annotator looked up, as the page shows it."""
         self._check_sequence(i)
         with self._lock:
             return self.shown(i, stream, self.suggestions.of(i))
@@ -178,13 +178,14 @@ class Session:
     # -- what is saved -------------------------------------------------------------------------
 
     def accept(self, request: str, annotator: str, sequence: Any, labels: Any, stream: str) -> list[Event]:
-        """Saves labels; on disk when it returns."""
+        """Saves labels; they are on disk when it returns."""
         self._check_sequence(sequence)
         labels = self.tags.checked(labels, len(self.pool.sequences[sequence].words))
         with self._lock:
             held = self._leases.get(sequence)
             if held is None or held.annotator != annotator:
-                # Looked up, or shown before a restart: the answer is the model's before it sees the label.
+                # Looked up, or shown before a restart: keep the model's answer from before it sees the
+                # label.
                 told = None if self.store.is_labelled(sequence) else self.suggestions.of(sequence)
                 held = Lease(annotator, stream, time.monotonic(), told)
             stream, note = held.stream, held.note
@@ -196,8 +197,8 @@ class Session:
         return events
 
     def undo(self, request: str, annotator: str) -> dict[str, Any] | None:
-        """Takes back the annotator's last labels, and gives the sequence to show again with these labels;
-        None where there is nothing to take back."""
+        """Takes back the annotator's last labels, and returns the sequence to show again with these labels;
+        None if there is nothing to take back."""
         with self._lock:
             undone = self.store.undo(request, annotator)
             if not undone.events:
@@ -218,8 +219,9 @@ class Session:
     # -- in bulk -------------------------------------------------------------------------------
 
     def bulk(self, least: float) -> dict[str, Any]:
-        """What would be accepted above a probability of the whole labelling. The model has to read the pool
-        first, which starts with the first question; 'progress' says how far it is."""
+        """What would be accepted if the probability of the whole labelling has to be at least ``least``.
+        The model has to label the pool first, which starts with the first call; 'progress' says how far it
+        is."""
         if isinstance(least, bool) or not isinstance(least, int | float) or not 0 < least <= 1:
             raise InputError("least", f"must be above 0 and at most 1, got {least!r}", "use 0.95")
         with self._lock:
@@ -243,7 +245,7 @@ class Session:
         return found | {"precision": figures.measured_precision(self._audits(), least)}
 
     def _work_on(self) -> None:
-        """Hands the background process what waits: a sweep that somebody looks at, else a fit."""
+        """Gives the background process its next task: a sweep that somebody is waiting for, else a fit."""
         with self._lock:
             if not self._wants_sweep:
                 self.refit_if_due()
@@ -257,7 +259,8 @@ class Session:
         return {i: at for i, at in self._swept.items() if at[1] >= least and self._is_free(i)}
 
     def accept_bulk(self, request: str, annotator: str, least: float) -> list[Event]:
-        """Saves the model's labels of all unlabelled sequences with at least this probability."""
+        """Saves the model's labels of all unlabelled sequences where they have at least this
+        probability."""
         with self._lock:
             if not self.bulk(least)["ready"]:
                 raise InputError("least", "the model is still reading the pool", "ask /bulk until 'ready'")
@@ -276,7 +279,7 @@ class Session:
         with self._lock:
             new = self.store.version != self._fitted_version
             if not new or self.background.busy is not None:
-                return  # looked at again when it is done
+                return  # checked again when the task under way is done
             labels = self.training_labels()
             grown = abs(len(labels) - self._fitted_n) >= max(1.0, REFIT_AFTER * len(labels))
             kinds = {label for given in labels.values() for label in given} - {None}
@@ -288,15 +291,15 @@ class Session:
                 self._fitted_version, self._fitted_n = self.store.version, len(labels)
 
     def training_labels(self) -> dict[int, list[str | None]]:
-        """The latest labels of each sequence, without those that say nothing. What was accepted in bulk is
-        the model's own word, and teaches it nothing."""
+        """The latest labels of each sequence, without sequences that have no known label. Labels accepted
+        in bulk are left out: they are the model's own, and it would learn nothing from them."""
         found = self.store.labelled().items()
         return {
             i: e.labels for i, e in found if e.stream != "bulk" and any(y is not None for y in e.labels)
         }
 
     def hear(self, name: str, value: Any) -> None:
-        """What the background process found; called in its thread."""
+        """Handles a result of the background process; called in the thread that listens to it."""
         if name == "model":
             self._take_model(value)
         elif name == "chosen":
@@ -330,7 +333,7 @@ class Session:
         number = (self.answerer.number or 0) + 1
         self.answerer.replace(tagger, number, [self.pool.sequences[0].tokens])
         with self._lock:
-            # Until the new figures come, those of the last fit stand.
+            # Until the new figures arrive, those of the last fit remain.
             self._fit = self._fit | {"model": number, **value}
             self._fit.pop("path")
             self.error = None
@@ -352,7 +355,7 @@ class Session:
         ]
 
     def status(self) -> dict[str, Any]:
-        """How far the labels are, and how good the model is."""
+        """The progress of the labelling, and how good the model is."""
         events = self.store.standing()
         labelled, fits = self.store.labelled(), self.store.fits()
         own: dict[str, int] = {}

@@ -1,8 +1,8 @@
-"""Labels in one SQLite file: a log of events, to which changes are added and from which nothing is taken.
+"""Labels in one SQLite file: an append-only log of events.
 
-What :meth:`Store.label` and :meth:`Store.undo` return has reached the disk: the file is in WAL mode with
-``synchronous = FULL``, so a killed process or a power cut loses nothing that was acknowledged. Any thread
-may call; writes take turns."""
+When :meth:`Store.label` or :meth:`Store.undo` returns, the events are on disk: the file is in WAL mode with
+``synchronous = FULL``, so a killed process or a power cut loses nothing that was acknowledged. Methods may
+be called from any thread; writes take turns."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ from structgp.service.store_schema import (
 from structgp.service.tag_set import Labels, TagSet
 
 STREAMS = ("chosen", "random", "audit", "search", "review", "bulk", "file")
-"""Why a sequence was labelled; 'audit' sequences were drawn at random whatever the model thought."""
+"""Why a sequence was labelled; 'audit' sequences were drawn at random, regardless of the model."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """Labels that somebody gave a sequence. suggested : what the model said when it was shown, or None."""
+    """The labels that somebody gave to a sequence. suggested : the model's answer when the sequence was
+    shown, or None."""
 
     id: int
     request: str
@@ -57,14 +58,14 @@ class Undone:
 
 
 class StoreError(InputError):
-    """The file cannot be read or written: damaged, of something else, or on a full disk."""
+    """The file cannot be read or written: it is damaged, not a file of labels, or the disk is full."""
 
 
 class Store:
-    """The file at ``path``, made if it is not there.
+    """The file at ``path``, which is created if it does not exist.
 
-    In memory it keeps the events that stand, by sequence: O(labels). ``version`` grows with every
-    change."""
+    The events that have not been undone are also kept in memory, by sequence: O(labels). ``version`` grows
+    with every change."""
 
     def __init__(self, path: str) -> None:
         self.path, self.version = path, 0
@@ -86,7 +87,7 @@ class Store:
 
     @contextmanager
     def _said(self) -> Iterator[None]:
-        """What SQLite finds wrong with the file is a StoreError."""
+        """Turns errors that SQLite raises about the file into StoreError."""
         try:
             yield
         except (sqlite3.Error, FormError, UnicodeDecodeError) as error:
@@ -140,8 +141,8 @@ class Store:
         self, digest: str, tags: TagSet, sequences: Sequence[tuple[str, Sequence[str]]]
     ) -> TagSet:
         """Ties the file to a pool: its digest, the labels that may be given, and (place, words) of each
-        sequence. Returns the tag set: that of the file, with types that were added since. InputError if the
-        file belongs to another pool."""
+        sequence. Returns the tag set of the file, extended by the types in ``tags``. InputError if the file
+        belongs to another pool."""
         with self._write():
             known, words = (
                 self.about("pool"),
@@ -171,7 +172,7 @@ class Store:
             return both
 
     def about(self, key: str) -> Any:
-        """What is known under a key, None if nothing is."""
+        """The value that is stored under a key, or None."""
         with self._lock, self._said():
             row = self._db.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()
             return None if row is None else value_of(row[0], object, key)
@@ -189,8 +190,8 @@ class Store:
         labels: Mapping[int, Labels],
         suggested: Mapping[int, dict[str, Any]] | None = None,
     ) -> list[Event]:
-        """One event per sequence, all of them or none. A request that was acknowledged before adds nothing
-        and returns the events of that time which still stand."""
+        """Adds one event per sequence, either all or none. A request that was acknowledged before adds
+        nothing and returns its events from then that have not been undone."""
         with self._write():
             told, now = suggested or {}, _now()
             if self._is_known(request):
@@ -206,7 +207,7 @@ class Store:
         return events
 
     def undo(self, request: str, annotator: str) -> Undone:
-        """Takes back what the annotator's last request gave. Empty where there is nothing left."""
+        """Takes back the labels of the annotator's last request. Empty if there is nothing to take back."""
         with self._write():
             own = [e for e in self._standing.values() if e.annotator == annotator and e.stream != "file"]
             if not own or self._is_known(request):
@@ -244,12 +245,12 @@ class Store:
             return int(self._db.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()[0])
 
     def standing(self) -> list[Event]:
-        """All labels that were not taken back, oldest first."""
+        """All events that have not been undone, oldest first."""
         with self._lock:
             return list(self._standing.values())
 
     def current(self, sequence: int, annotator: str | None = None) -> Event | None:
-        """The latest labels of a sequence, by this annotator or by anyone."""
+        """The latest labels of a sequence, by this annotator, or by anyone if None."""
         with self._lock:
             found = [self._standing[id] for id in self._of.get(sequence, ())]
         own = [e for e in found if annotator is None or e.annotator == annotator]
@@ -273,7 +274,7 @@ class Store:
         return done.lastrowid
 
     def fits(self) -> list[dict[str, Any]]:
-        """What was expected of the model after each fit, oldest first."""
+        """The figures of each fit, such as expected scores, oldest first."""
         with self._lock, self._said():
             rows = self._db.execute("SELECT id, sequences, figures FROM fits ORDER BY id").fetchall()
             found = [(id, n, value_of(text, FIGURES, f"figures of fit {id}")) for id, n, text in rows]
@@ -282,7 +283,7 @@ class Store:
 
     @contextmanager
     def _write(self) -> Iterator[None]:
-        """One transaction, on disk when it is left."""
+        """One transaction, which is on disk when the context is left."""
         with self._lock, self._said():
             self._db.execute("BEGIN IMMEDIATE")
             try:

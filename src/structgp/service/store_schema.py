@@ -1,4 +1,4 @@
-"""The tables of the file that labels live in. Nothing in ``events`` is ever changed or removed."""
+"""The tables of the file that holds the labels. Rows of ``events`` are never changed or removed."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ LABELS = [(None, str)]
 SUGGESTED = {"model": (None, WHOLE), "labels": [str], "probability": (None, NUMBER)}
 TAG_SET = {"types": [str], "spans": bool}
 FIGURES = {"error?": (None, {"mean": NUMBER}), "f1?": (None, {"mean": NUMBER})}
-"""Forms of the JSON in the tables."""
+"""Expected forms of the JSON values in the tables."""
 
 
 def value_of(text: Any, form: Any, place: str) -> Any:
-    """The JSON value in a cell; FormError if it is not of this form."""
+    """The JSON value in a cell; FormError if it does not have this form."""
     try:
         found = json.loads(text)
     except (ValueError, TypeError, RecursionError):
@@ -89,8 +89,8 @@ def statements(script: str) -> Iterator[str]:
 
 
 def check_schema(db: sqlite3.Connection) -> None:
-    """FormError for tables, views and triggers other than those of ``SCHEMA``: what a trigger or a view
-    does is up to whoever wrote it."""
+    """Raises FormError if tables, views and triggers differ from those of ``SCHEMA``: a trigger or view in
+    a file from somebody else could do anything."""
     fresh = sqlite3.connect(":memory:")
     fresh.executescript(SCHEMA)
     query = "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_stat%'"
@@ -102,5 +102,5 @@ def check_schema(db: sqlite3.Connection) -> None:
 
 
 def _plain(sql: str | None) -> str:
-    """Without comments and line breaks."""
+    """The statement without comments and line breaks."""
     return " ".join(re.sub(r"--[^\n]*", "", sql or "").split())

@@ -12,14 +12,14 @@ KEPT_ANSWERS = 2000
 
 
 class Suggestions:
-    """Answers as the page shows them, asked for ahead where that is possible."""
+    """Answers as the page shows them, asked for in advance if possible."""
 
     def __init__(self, pool: Pool, answerer: Answerer) -> None:
         self.pool, self.answerer = pool, answerer
         self._answers: dict[tuple[int | None, int], dict[str, Any]] = {}
 
     def of(self, i: int) -> dict[str, Any] | None:
-        """The answer about a sequence, None without a model. Waits for it if it was not asked ahead."""
+        """The answer about a sequence; None without a model. Waits if it was not asked for in advance."""
         if self.answerer.tagger is None:
             return None
         found = self._answers.get((self.answerer.number, i))
@@ -29,7 +29,7 @@ class Suggestions:
         return found
 
     def ask_ahead(self, sequences: Iterable[int]) -> None:
-        """Has the answers about these sequences ready soon. Returns at once."""
+        """Asks for the answers about these sequences in advance. Returns at once."""
         missing = [i for i in sequences if (self.answerer.number, i) not in self._answers]
         if self.answerer.tagger is None or not missing:
             return

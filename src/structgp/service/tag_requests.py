@@ -1,4 +1,4 @@
-"""``POST /tag``: labels for sequences that a request brings, from a model that others ask too."""
+"""``POST /tag``: labels for the sequences in a request, from a model that serves many clients."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from structgp.service.openapi import openapi
 from structgp.service.requests import mistake, only, parsed
 
 MOST_SEQUENCES, MOST_TOKENS = 1000, 50_000
-"""Per request: more would keep others waiting."""
+"""Largest numbers of sequences and tokens per request: more would keep others waiting."""
 
 
 @dataclass(frozen=True)
 class Tagging:
     """An ASGI application that answers ``POST /tag`` itself and leaves other addresses to ``rest``.
 
-    Starlette's way from a request to a function takes as long as all else that a request of one line needs
-    (some 0.1 ms of processor). Inside of ``Guard``, which hands over the whole body at once."""
+    Starlette's routing of a request to a function takes as long as everything else in answering a request
+    of one line (some 0.1 ms of processor time). It runs inside ``Guard``, which hands over the whole body
+    at once."""
 
     answerer: Answerer
     reader: sources.Reader
@@ -49,7 +50,7 @@ class Tagging:
         await send({"type": "http.response.body", "body": body})
 
     async def answer(self, body: bytes) -> tuple[int, dict[str, Any]]:
-        """HTTP status, and what is said with it."""
+        """The HTTP status and the content of the answer."""
         try:
             given = parsed(body)
             only(given, "sequences", "texts", "detail")
@@ -95,8 +96,8 @@ def documents_of(given: Any, reader: sources.Reader) -> list[Document]:
 
 
 def tokens_of(given: Any, reader: sources.Reader) -> list[Any]:
-    """The features of the sequences of a request. With a model of columns, a token is the list of its
-    columns; otherwise its features, as JSON lines have them."""
+    """The features of the sequences in a request. For a model of columns, a token is given as the list of
+    its columns; otherwise as its features, as in JSON lines."""
     if not isinstance(given, list):
         raise InputError("sequences", "not a list", 'send {"sequences": [[token, ...], ...]}')
     if len(given) > MOST_SEQUENCES:
@@ -124,7 +125,7 @@ def _columns(rows: Any, reader: sources.ColumnReader, place: str) -> list[Any]:
 
 
 def serve_app(answerer: Answerer, reader: sources.Reader, about: dict[str, Any]) -> Tagging:
-    """The addresses of ``structgp serve``. about : what /status says of the model."""
+    """The application of ``structgp serve``. about : what /status says about the model."""
 
     async def status(_: Request) -> Response:
         return JSONResponse(about)

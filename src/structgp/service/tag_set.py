@@ -15,15 +15,15 @@ Labels = list[str | None]
 
 @dataclass(frozen=True)
 class TagSet:
-    """types : of spans, or the tags themselves. spans : whether labels are spans in the BIO scheme; without
-    it every token has one of the types as its label."""
+    """The labels that may be given. types : types of spans, or the tags themselves. spans : True if labels
+    are spans in the BIO scheme; if False, every token has one of the types as its label."""
 
     types: tuple[str, ...]
     spans: bool
 
     @staticmethod
     def of(types: Iterable[str], spans: bool, place: str) -> TagSet:
-        """After checks; errors name ``place``."""
+        """A tag set of types that have been checked; errors name ``place``."""
         found = tuple(types)
         if len(found) < (1 if spans else 2):
             few = "one type of span" if spans else "two labels"
@@ -41,7 +41,7 @@ class TagSet:
 
     @staticmethod
     def from_labels(labels: Iterable[str | None], place: str) -> TagSet:
-        """The set that labels of a file come from: types of spans if all are B-, I- or O."""
+        """The tag set of a file's labels: types of spans if all labels are B-, I- or O."""
         found = sorted({label for label in labels if label is not None})
         inside = [label for label in found if label != OUTSIDE]
         if inside and all(label[:2] in ("B-", "I-") and label[2:] for label in inside):
@@ -56,7 +56,8 @@ class TagSet:
         return (OUTSIDE, *(f"{b}-{name}" for name in self.types for b in "BI"))
 
     def checked(self, labels: Any, n_tokens: int, place: str = "labels") -> Labels:
-        """Labels of a sequence, None where the annotator does not know, or an InputError."""
+        """Checks the labels of a sequence, where None means 'don't know', and returns them. Raises
+        InputError if they are not valid."""
         if not isinstance(labels, list) or len(labels) != n_tokens:
             given = f"{len(labels)} labels" if isinstance(labels, list) else f"a {type(labels).__name__}"
             raise InputError(place, f"{given} for {n_tokens} tokens", "give one per token, or null")
@@ -73,7 +74,8 @@ class TagSet:
 
     @staticmethod
     def _check_inside(labels: Sequence[str | None], place: str) -> None:
-        """A span is begun before it goes on, unless the token before it is unknown."""
+        """Checks that a span begins with B before it continues with I, unless the token before is
+        unknown."""
         before: str | None = OUTSIDE
         for t, label in enumerate(labels):
             if label is not None and label.startswith("I-") and before is not None:
