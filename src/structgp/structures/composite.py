@@ -26,7 +26,7 @@ def parts(f: Tensor, g: Tensor, y: Tensor, mask: Tensor, widths: Sequence[int] =
     """(S, B, 1 + len(widths)): the piecewise pseudo-likelihood, and the sum over windows for each width.
 
     f (S, B, T, V), g (S, V, V) or (S, B, T-1, V, V), y and mask (B, T), as in ``Structure.log_prob``.
-    Differentiable. Cost O(S B T V^2) per width.
+    Differentiable. Cost O(S B T V^2 w) for width w.
     """
     found = [Piecewise().log_prob(f, g, y, mask)]
     return torch.stack(found + [windows(f, g, y, mask, width) for width in widths], -1)

@@ -52,8 +52,8 @@ class Elimination(GraphProgram):
 
 
 class _Compiled(torch.autograd.Function):
-    """log Z (S, B); None where the scores have too large a spread. The gradient of one draw and example is
-    written next to its scores, and the gradients of the templates are views of it: it may have gigabytes."""
+    """log Z (S, B); None if the spread of the scores is too large. Scores and gradients may take gigabytes:
+    scores are copied once, and the gradients of templates are views of one tensor."""
 
     @staticmethod
     def forward(ctx: Any, schedule: Schedule, shared: Sequence[bool], *scores: Tensor) -> Tensor | None:
