@@ -54,6 +54,10 @@ class ModelFileError(InputError):
     """A model file that is missing, damaged, foreign or of a later format."""
 
 
+class NotThereError(InputError, AttributeError):
+    """An attribute that this model does not have; ``hasattr`` is False for it."""
+
+
 class LikelihoodError(InputError):
     """A user's likelihood raised an error, or returned something that is not a log-probability.
 

@@ -235,6 +235,8 @@ def test_what_cannot_weigh_annotators(params: dict[str, Any], message: str, smal
 
 def test_what_is_asked_in_vain(small: Crowd, fitted: StructuredGPClassifier) -> None:
     plain = StructuredGPClassifier(n_draws=4).fit(small.X, small.y)
+    assert hasattr(fitted, "annotators_")
+    assert not hasattr(plain, "annotators_")
     with pytest.raises(InputError, match=r"^annotators_: the model was fitted to labels that were taken"):
         _ = plain.annotators_
     with pytest.raises(InputError, match=r"^known: annotations, and the model was fitted to labels"):

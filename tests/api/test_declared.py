@@ -16,11 +16,13 @@ from tests.api.declared_cases import CASES, Case, Enumerated, enumerated
 
 import structgp
 import structgp.plan.run
-from structgp import InputError, Prior, StructgpWarning, StructuredGPClassifier
+from structgp import InputError, Prior, StructgpWarning, StructuredGPClassifier, chain, edges, same
 from structgp.answers import encoded
+from structgp.answers import spans as answers_spans
 from structgp.data.graphs import Graph
 from structgp.inference.checkpoint import Checkpoint
 from structgp.plan.options import ANSWER_DRAWS, LINKED_DRAWS
+from structgp.structures import Declared
 
 NAMES = list(CASES)
 GRIDS = [name for name in NAMES if name.startswith("grid")]
@@ -700,18 +702,69 @@ def test_answers_of_chains_with_links_average_over_more_draws(tmp_path: Path, na
     assert model.set_params(n_draws=6).ask(case.X[:1]).question.n_draws == 6
 
 
-def test_long_chains_with_links_have_fewer_draws(
-    fits: dict[str, StructuredGPClassifier], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["skip", "order 2"])
+def test_spans_of_long_examples_average_over_fewer_draws(
+    fits: dict[str, StructuredGPClassifier], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Their answers hold a table of V x V transitions per token, those of trees V numbers."""
-    V, T = 3, 40
-    for name, wanted in (("skip", 20), ("tree", 60)):
-        model, x = fitted_of(fits, name).set_params(n_draws=100), CASES[name].X[0]
-        assert len(model.classes_) == V
-        tokens = [dict(token) for token in (x.nodes if isinstance(x, Graph) else x)] * T
-        long = Graph(tokens[:T], parents=range(-1, T - 1)) if name == "tree" else tokens[:T]
-        monkeypatch.setattr(encoded, "MOST_SCORES", wanted * T * (V**2 if name == "skip" else V))
-        with pytest.warns(
-            StructgpWarning, match=f"an example of 40 tokens; .* over {wanted} draws, not 100"
-        ):
-            model.predict_marginals([long])
+    """One transition matrix per token and draw would need too much memory; label probabilities, which
+    need less, still average over all draws."""
+    model, X = fitted_of(fits, name).set_params(n_draws=128), CASES[name].X[:1]
+    all_draws = model.predict_spans(X), model.predict_marginals(X)
+    monkeypatch.setattr(answers_spans, "MOST_STEPS", 40 * len(X[0]) * len(model.classes_) ** 2)
+    asked: list[int] = []
+    walk = Declared.walk
+
+    def counting(self: Declared, *given: Any) -> Any:
+        asked.append(len(given[0]))
+        return walk(self, *given)
+
+    monkeypatch.setattr(Declared, "walk", counting)
+    fewer = model.predict_spans(X), model.predict_marginals(X)
+    assert asked
+    assert set(asked) == {32}
+    assert fewer[1] == all_draws[1]
+    for a, b in zip(all_draws[0], fewer[0], strict=True):
+        p, q = ({span[:3]: span[3] for span in found} for found in (a, b))
+        assert all(q.get(span, 0.0) == pytest.approx(p[span], abs=0.1) for span in p)
+
+
+def test_links_may_be_declared_before_the_chain() -> None:
+    case = CASES["skip"]
+    links = [same("word", where={"shape": "Xx"}), edges("e")]
+    for link in links:
+        assert link + chain() == chain() + link
+        assert (link + chain()).is_linked_chain
+        assert (link + chain(order=2)).templates == (chain(order=2) + link).templates
+    assert case.spec.is_linked_chain
+
+
+def test_sampled_answers_of_a_small_chain_with_links() -> None:
+    """Every program gives node marginals, those without a sum over labellings too."""
+    case = CASES["skip"]
+    model = Case(case.spec.using("gibbs"), case.X[:4], case.y[:4]).fit(
+        n_draws=2, prior=Prior(data_weight=1)
+    )
+    p = np.array([[*row.values()] for row in model.predict_marginals(case.X[:1])[0]])
+    np.testing.assert_allclose(p.sum(1), 1)
+
+
+@pytest.mark.parametrize("name", ["skip", "tree"])
+def test_answers_of_very_long_examples_average_over_fewer_draws(
+    fits: dict[str, StructuredGPClassifier], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    T, wanted = 40, 20
+    model, x = fitted_of(fits, name).set_params(n_draws=100), CASES[name].X[0]
+    tokens = [dict(token) for token in (x.nodes if isinstance(x, Graph) else x)] * T
+    long = Graph(tokens[:T], parents=range(-1, T - 1)) if name == "tree" else tokens[:T]
+    monkeypatch.setattr(encoded, "MOST_SCORES", wanted * T * len(model.classes_))
+    with pytest.warns(StructgpWarning, match=f"an example of 40 tokens; .* over {wanted} draws, not 100"):
+        model.predict_marginals([long])
+
+
+def test_a_fit_of_a_declared_structure_says_that_it_starts_from_the_prior() -> None:
+    case = CASES["skip"]
+    model = case.fit(warm_start=True)
+    with pytest.warns(
+        StructgpWarning, match=r"fits of chain\(\) \+ same\('w'\) always start from the prior"
+    ):
+        model.fit(case.X, case.y)

@@ -123,12 +123,18 @@ def test_a_file_keeps_the_calibration_and_a_fit_drops_it(fitted, held_out, tmp_p
     again = structgp.load(tmp_path / "model")
     assert again.predict_sets(X, of="spans") == fitted.predict_sets(X, of="spans")
     again.n_draws = 8
-    with pytest.raises(InputError, match="answers average over 8 draws, and over"):
+    was = "'auto'" if fitted.n_draws == "auto" else fitted.n_draws
+    changed = f"n_draws is 8, and was {was} in calibration"
+    with pytest.raises(InputError, match=f"{changed}; calibrate again"):
         again.predict_sets(X)
-    again.set_params(n_draws=fitted.n_draws, class_weight="balanced")
-    with pytest.raises(InputError, match="n_draws or class_weight is not what it was in calibration"):
+    again.set_params(class_weight="balanced")
+    with pytest.raises(InputError, match=f"{changed} and class_weight is not what it was"):
+        again.predict_sets(X)
+    again.set_params(n_draws=fitted.n_draws)
+    with pytest.raises(InputError, match="predict_sets: class_weight is not what it was in calibration"):
         again.predict_sets(X)
     again.set_params(class_weight=None)
+    assert again.predict_sets(X, of="spans") == fitted.predict_sets(X, of="spans")
     again.fit(*sequences(5, 3))
     with pytest.raises(InputError, match="not calibrated; calibrate it with labelled"):
         again.predict_sets(X)

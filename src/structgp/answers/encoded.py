@@ -137,9 +137,9 @@ class Encoded:
         n_labels = len(model.labels.classes)
         if self._has_features:
             most = max(1, most // n_labels)
-        most = min(most, max(1, MOST_SCORES // (max(1, n_draws) * self._numbers_per_token)))
+        most = min(most, max(1, MOST_SCORES // (max(1, n_draws) * self._scores_per_token)))
         fewest = min(max(1, n_draws), FEWEST_DRAWS)
-        self._check_lengths(lengths, MOST_SCORES // (fewest * self._numbers_per_token))
+        self._check_lengths(lengths, MOST_SCORES // (fewest * self._scores_per_token))
         if device == "cpu" and labels is None:  # with known labels, rounding depends on the padding
             most = min(most, max(1, CACHED_NUMBERS // (n_labels * max(1, n_draws))))
         for index in by_length(lengths, most):
@@ -154,18 +154,17 @@ class Encoded:
         return split.next is not None or (self.links is not None and any(split.views[1:]))
 
     @property
-    def _numbers_per_token(self) -> int:
-        """Numbers per token under one draw: one per label; or one per pair of labels, if transitions have
-        features, or if spans are read off the transitions of a chain with links."""
+    def _scores_per_token(self) -> int:
+        """Scores per token under one draw: one per label, or a table of them if transitions have
+        features."""
         n_labels = len(self.model.labels.classes)
-        walks = self.links is not None and self.model.structure.has_walk
-        return n_labels**2 if self._has_features or walks else n_labels
+        return n_labels**2 if self._has_features else n_labels
 
     def _affordable(self, batch: Batch, n_draws: int) -> int:
         """``n_draws``, or, if an example is very long, as many as there is memory for. Such an example has
         a batch for itself, so that no other answer depends on it."""
         length = batch.mask.shape[1]
-        most = max(FEWEST_DRAWS, MOST_SCORES // max(1, length * self._numbers_per_token) // 2 * 2)
+        most = max(FEWEST_DRAWS, MOST_SCORES // max(1, length * self._scores_per_token) // 2 * 2)
         if n_draws <= most:
             return n_draws
         message = f"X[{int(batch.index[0])}]: an example of {length:,} tokens; its answers average over "

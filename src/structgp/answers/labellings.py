@@ -13,6 +13,10 @@ from structgp.errors import InputError
 from structgp.structures import Chain, Declared, Rules, Structure
 from structgp.structures.program import draws_at_once
 
+CANDIDATE_DRAWS = 128
+"""Most draws whose best labellings are candidates for the n best: as many as answers average over by
+default. Each candidate is scored under all draws, so that the cost would grow with their square."""
+
 
 def transition_marginals(at: Potentials) -> Tensor:
     """(B, T-1, V, V) joint probabilities of neighbouring labels; 0 at padding."""
@@ -91,9 +95,9 @@ def n_best(at: Potentials, plugged: Potentials, n: int) -> tuple[Tensor, Tensor]
     there are fewer.
 
     Candidates are the 2 n best labellings under the posterior mean (``plugged``, with one draw) and the
-    best one under each draw; their probabilities are averaged over draws exactly. The result is exact if
-    the mean is itself the only draw, or if n is at least the number of labellings. Cost O(B T V n (V + n)),
-    and for S draws O(S B T V^2 (S + n))."""
+    best one under each of up to ``CANDIDATE_DRAWS`` draws; their probabilities are averaged over all draws
+    exactly. The result is exact if the mean is itself the only draw, or if n is at least the number of
+    labellings. Cost O(B T V n (V + n)), and for S draws O(S B T V^2 (S + n))."""
     B, T = at.mask.shape
     V = at.f.shape[-1]
     wanted = at_most(2 * n, at) if len(at.f) > 1 else n
@@ -108,9 +112,9 @@ def n_best(at: Potentials, plugged: Potentials, n: int) -> tuple[Tensor, Tensor]
         labels, scores = plugged.ask("n_best", wanted)
     found, possible = labels[0], scores[0] > -torch.inf  # (B, C, T), (B, C)
     if len(at.f) > 1:
-        best = at.ask("decode").transpose(0, 1)  # (B, S, T)
+        best = at.every(-(-len(at.f) // CANDIDATE_DRAWS)).ask("decode").transpose(0, 1)
         found = torch.cat([found, best], 1)
-        possible = torch.cat([possible, possible.new_ones(B, len(at.f))], 1)
+        possible = torch.cat([possible, possible.new_ones(best.shape[:2])], 1)
     chosen = found.new_zeros((B, n, T))
     log_probs = at.f.new_full((B, n), -torch.inf)
     for b in range(B):

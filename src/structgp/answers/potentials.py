@@ -165,6 +165,12 @@ class Potentials:
         for share, *scores in zip(self.share.split(n), *(x.split(n) for x in self.scores), strict=True):
             yield replace(self, scores=tuple(scores), share=share)
 
+    def every(self, k: int) -> Potentials:
+        """Every k-th draw, in place of all. A draw and its mirror image, S / 2 places later, both stay if k
+        divides S / 2."""
+        share = self.share[::k]
+        return replace(self, scores=tuple(x[::k] for x in self.scores), share=share / share.sum(0))
+
     def repeated(self, n: int) -> Potentials:
         """The draws repeated n times, one block of all draws after the other."""
         scores = tuple(x.repeat(n, *[1] * (x.dim() - 1)) for x in self.scores)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,9 +52,15 @@ def calibrated(asked: Asked, y: Sequence[Sequence[str]], kinds: Sequence[str] | 
 
 def settings(asked: Asked) -> dict[str, Any]:
     """The settings that probabilities depend on, beside the model and the sequences."""
-    shift = asked.question.shift
-    settings = {"n_draws": asked.question.n_draws, "shift": None if shift is None else shift.tolist()}
-    return settings | ({"local": True} if asked.question.local else {})
+    question, shift = asked.question, asked.question.shift
+    settings = {"n_draws": question.n_draws, "shift": None if shift is None else shift.tolist()}
+    is_local = question.local and asked.model.local_points is not None
+    return settings | ({"local": True} if is_local else {})
+
+
+def _draws(settings: Mapping[str, Any]) -> Any:
+    """Value of ``n_draws`` that leads to these settings."""
+    return "'auto'" if settings.get("local") else settings.get("n_draws")
 
 
 def check_kind(kind: str) -> None:
@@ -71,11 +77,13 @@ def thresholds(asked: Asked, kind: str, coverage: float, by_length: bool) -> Thr
         remedy += "command calibrate)"
         raise InputError("predict_sets", "the model is not calibrated", remedy)
     if found.settings != now:
-        was, number = found.settings.get("n_draws"), now["n_draws"]
-        problem = "n_draws or class_weight is not what it was in calibration"
-        if was != number:
-            problem = f"answers average over {number} draws, and over {was} in calibration"
-        raise InputError("predict_sets", problem, "calibrate again, or set n_draws and class_weight back")
+        problems = []
+        if _draws(found.settings) != _draws(now):
+            problems.append(f"n_draws is {_draws(now)}, and was {_draws(found.settings)} in calibration")
+        if found.settings.get("shift") != now["shift"]:
+            problems.append("class_weight is not what it was in calibration")
+        remedy = "calibrate again, or set the parameter back"
+        raise InputError("predict_sets", " and ".join(problems), remedy)
     return found.thresholds(kind, coverage, by_length)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from structgp.answers.encoded import FEWEST_DRAWS
 from structgp.answers.exact_spans import likely_segments, span_by_sums, sums_exactly
 from structgp.answers.labellings import weighted_labellings
 from structgp.answers.potentials import Potentials
@@ -32,6 +33,10 @@ from structgp.structures import Chain
 Spanned = tuple[int, int, int, float]
 Found = list[list[Spanned]]
 SENSES = ("covers", "bounds", "exact")
+
+MOST_STEPS = 1 << 26
+"""Largest number of transition probabilities of an example, over all draws: half a gigabyte. The spans of
+an example that has more come from fewer draws, but from no fewer than ``FEWEST_DRAWS``."""
 
 
 @dataclass(frozen=True)
@@ -208,8 +213,13 @@ def _added_up(
 
 def spans_by_walk(at: Potentials, boundaries: Boundaries, least: float) -> Found:
     """``likely_spans`` for any structure, from its Markov chain."""
-    lengths = at.mask.sum(-1).tolist()
-    return [_likely_spans(at.one(b, n), boundaries, least) for b, n in enumerate(lengths)]
+    found, V = [], len(boundaries.parts)
+    for b, n in enumerate(at.mask.sum(-1).tolist()):
+        k = 1
+        while at.n_draws // k * n * V * V > MOST_STEPS and at.n_draws // (2 * k) >= FEWEST_DRAWS:
+            k *= 2
+        found.append(_likely_spans(at.one(b, n).every(k), boundaries, least))
+    return found
 
 
 def _likely_spans(

@@ -35,6 +35,9 @@ FEWEST_CANDIDATES = 200
 """'batch' considers the most informative sequences only: CANDIDATES for each sequence to pick, and at least
 FEWEST_CANDIDATES."""
 
+SIMILARITY_DRAWS = 128
+"""Most draws that the similarity of two sequences is computed from: memory grows with their square."""
+
 Scores = Callable[[Asked], np.ndarray]
 
 
@@ -122,10 +125,11 @@ def _batch(asked: Asked, n: int, price: np.ndarray) -> list[int]:
     there = [i for i, rows in enumerate(asked.rows) if len(rows)]
     likely = sorted(there, key=lambda i: -alone[i])[: max(CANDIDATES * n, FEWEST_CANDIDATES)]
     S = max(1, asked.question.n_draws)
-    questions = torch.zeros((len(likely), S * S))
+    every = -(-S // SIMILARITY_DRAWS)
+    questions = torch.zeros((len(likely), (-(-S // every)) ** 2))
     for i, p in asked.some(likely).draw_marginals():
         if len(p) == S:  # a very long sequence has fewer draws: it counts as similar to no other
-            questions[i] = _question(p)
+            questions[i] = _question(p[::every])
     return [likely[k] for k in _greedy(torch.from_numpy(alone[likely]), questions, n)]
 
 

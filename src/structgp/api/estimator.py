@@ -253,11 +253,11 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         if before is not None and not same_parts:  # other options may still split the same feature
             same_parts = taken_apart(read_examples(X, y, **given).encoder) == taken_apart(before.encoder)
         if before is not None and not (same_parts and can_go_on(plan, before, examples)):
-            message = (
-                "warm_start: the earlier fit had other labels, other columns, other parts of words or "
-            )
-            message += "another kind of posterior; this one starts from the prior"
-            warnings.warn(message, StructgpWarning, stacklevel=3)
+            reason = "the earlier fit had other labels, other columns, other parts of words or another "
+            reason += "kind of posterior; this one starts from the prior"
+            if examples.split is not None:
+                reason = f"fits of {plan.spec} always start from the prior"
+            warnings.warn(f"warm_start: {reason}", StructgpWarning, stacklevel=3)
             before, examples = None, read_examples(X, y, **given)
             plan = resolve(options, examples, together)
         return examples, plan, before

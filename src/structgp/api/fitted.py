@@ -17,7 +17,7 @@ from structgp.answers.annotators import Annotators
 from structgp.answers.ask import Asked, Model, Question
 from structgp.api.questions import Answers, class_shift
 from structgp.data.examples import as_list
-from structgp.errors import InputError, ModelFileError, StructgpWarning
+from structgp.errors import ModelFileError, NotThereError, StructgpWarning
 from structgp.plan.decisions import decoder_of
 from structgp.plan.options import Options, Parameters, answer_draws, check_class_weight, from_json
 
@@ -41,7 +41,7 @@ class Fitted(Answers, Parameters):
         """How reliable the annotators are, if the model was fitted to :class:`structgp.Annotations`."""
         if self.model_.annotators is None:
             problem = "the model was fitted to labels that were taken for true"
-            raise InputError("annotators_", problem, "fit it to structgp.Annotations")
+            raise NotThereError("annotators_", problem, "fit it to structgp.Annotations")
         return self.model_.annotators
 
     def ask(self, X: Iterable[Any]) -> Asked:

@@ -107,6 +107,7 @@ class GraphSplit:
     def links(self, rows: np.ndarray, shape: Shape, place: str) -> Links:
         """The tuples of an example, whose nodes are encoded as ``rows`` (T, W)."""
         n, found, own = len(rows), [], []
+        self._check_names(shape, place)
         for template in self.spec.templates:
             if template.rule in ("node", "length"):
                 continue
@@ -114,6 +115,16 @@ class GraphSplit:
             found.append(index)
             own.append(self._own(template, shape, len(index), place) if template.ends == "own" else None)
         return Links(tuple(found), tuple(own))
+
+    def _check_names(self, shape: Shape, place: str) -> None:
+        """InputError for edges that no template of the structure is about: a misspelt name would leave them
+        out."""
+        known = [t.key for t in self.spec.templates if t.rule == "edge"]
+        strange = [name for name in (shape.graph.edges if shape.graph else ()) if name not in known]
+        if strange:
+            names = f"edges named {', '.join(map(repr, known))}" if known else "no edges"
+            problem = f"the structure {self.spec} has {names}"
+            raise InputError(f"{place}.edges[{strange[0]!r}]", problem, "rename these, or leave them out")
 
     def _tuples(self, template: Any, rows: np.ndarray, shape: Shape, n: int, place: str) -> np.ndarray:
         a = template.labels
@@ -263,9 +274,7 @@ def check_edges(spec: Any, shapes: Sequence[Shape]) -> None:
     there = {name for graph in graphs for name, rows in graph.edges.items() if length_of(rows)}
     for template in spec.templates:
         if template.rule == "edge" and template.key not in there:
-            problem = f"no example has edges {template.key!r}"
-            found = ", ".join(map(repr, sorted(there))) or "none"
-            raise InputError("X", problem, f"pass some, or declare others; there are {found}")
+            raise InputError("X", f"no example has edges {template.key!r}", "pass some, or declare none")
 
 
 def own_encoders(spec: Any, shapes: Sequence[Shape]) -> dict[str, FeatureEncoder]:

@@ -125,11 +125,15 @@ class Declared(Structure):
         """The Markov chain over the tokens with the same probabilities of each label with the next one;
         answers about spans are derived from it."""
         *scores, layout = given
-        node, *rest = self.program(layout, scores).marginals(self.gathered(scores, layout))
+        program, found = self.program(layout, scores), []
         assert self.spec.next is not None
-        both = rest[[self.spec.templates[k].name for k in self.others].index(self.spec.next.name)]
-        before = node[:, :, :-1, :, None]
-        return node, both / torch.where(before > 0, before, 1)
+        place = [self.spec.templates[k].name for k in self.others].index(self.spec.next.name)
+        for some in _split(scores, layout):
+            node, *rest = program.marginals(self.gathered(some, layout))
+            before = node[:, :, :-1, :, None]
+            found.append((node, rest[place] / torch.where(before > 0, before, 1)))
+        nodes, steps = zip(*found, strict=True)
+        return torch.cat(nodes), torch.cat(steps)
 
     def decode(self, *given: Any) -> Tensor:
         *scores, layout = given

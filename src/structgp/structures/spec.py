@@ -196,7 +196,9 @@ class Spec:
             refuse("program", f"cannot add {self.program!r} and {other.program!r}")
         program = other.program if self.program == PROGRAMS[0] else self.program
         most = other.most_entries if self.most_entries is None else self.most_entries
-        return Spec(tuple(found.values()), self.likelihood, (), program, most)
+        # Nodes and transitions come first, whichever was declared first.
+        ordered = sorted(found.values(), key=lambda t: (t.rule != "node", t.rule != "next"))
+        return Spec(tuple(ordered), self.likelihood, (), program, most)
 
     def __repr__(self) -> str:
         from structgp.structures.declare import words

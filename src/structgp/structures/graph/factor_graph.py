@@ -47,10 +47,6 @@ class GraphProgram(Program):
         parts = zip(scores[1:], self.layout.tuples, strict=True)
         return self._gradients([scores[0], *(by_tuple(g, t) for g, t in parts)], LOG)
 
-    def node_marginals(self, scores: Scores) -> Tensor:
-        """(S, B, N, V) the first of ``marginals``. Shared tables stay shared, which takes half the time."""
-        return self._gradients(self.restrict(scores), LOG)[0]
-
     def bracket(self, scores: Scores) -> tuple[Tensor, Tensor]:
         """(S, B) each, a lower and an upper bound of log Z."""
         log_z = self.log_total(scores, LOG)
