@@ -425,7 +425,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         JSON values to keep with it, in ``model_.extra``."""
         check_is_fitted(self, "model_")
         kept = self.model_.extra | (extra or {}) | {"params": to_json(self.get_params(deep=False))}
-        n_draws = answer_draws(self.n_draws, self.model_.spec.is_linked_chain)
+        n_draws = answer_draws(self.n_draws, self.model_.spec)
         model_file.save(replace(self.model_, extra=kept, n_draws=n_draws), path)
 
 

@@ -53,7 +53,7 @@ class Fitted(Answers, Parameters):
             check_class_weight(options.class_weight, model.labels.classes)
             shift = class_shift(options.class_weight, model)
         decide = decoder_of(options, model.info, model.labels.classes)
-        n_draws = answer_draws(options.n_draws, model.spec.is_linked_chain)
+        n_draws = answer_draws(options.n_draws, model.spec)
         question = Question(n_draws, shift, options.torch_device, *decide, local=options.local)
         return model.ask(as_list(X), question)
 

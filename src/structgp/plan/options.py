@@ -240,11 +240,10 @@ Their NLL, averaged over two to four seeds, was .0351 and .0304 with 128 draws, 
 .0328 and .0303 with 512, and .0321 and .0293 with 1,024, which take twice as long."""
 
 
-def answer_draws(n_draws: int | str, linked: bool) -> int:
-    """The number of draws that the parameter stands for. linked : whether the structure is a chain with
-    links."""
+def answer_draws(n_draws: int | str, spec: Spec) -> int:
+    """The number of draws that the parameter stands for, in answers of a model with this structure."""
     if n_draws == "auto":
-        return LINKED_DRAWS if linked else ANSWER_DRAWS
+        return LINKED_DRAWS if spec.is_linked_chain else ANSWER_DRAWS
     return int(n_draws)
 
 

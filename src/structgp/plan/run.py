@@ -205,7 +205,7 @@ class Fit:
             examples.labels,
             posterior.requires_grad_(False),
             self.start.plan.spec,
-            answer_draws(self.options.n_draws, self.start.plan.spec.is_linked_chain),
+            answer_draws(self.options.n_draws, self.start.plan.spec),
             int(self.options.random_state),
             {"threshold": threshold} | info | seen | decide | {"label_counts": counts},
             {} if self.seen_before is None else dict(self.seen_before.extra),
