@@ -97,6 +97,9 @@ def main(words: Sequence[str] | None = None) -> None:
     for task in options.task:
         X, y = load(task, options.data)
         for size in options.size:
+            if size >= sum(map(bool, y)):
+                print(f"{task:<13}{size:>4}     too few sequences", flush=True)
+                continue
             for seed in options.seeds:
                 row = {"task": task} | compare(X, y, size, seed, options.method)
                 keep("few", row)
