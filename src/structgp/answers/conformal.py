@@ -128,8 +128,8 @@ class Calibration:
         return Thresholds(cuts, [part.threshold(coverage) for part in parts])
 
     def cuts(self, coverage: float) -> np.ndarray:
-        """Bounds between four, two or one strata. How many there are depends on the number of calibration
-        sequences only."""
+        """Bounds between four, two or one strata: how many is decided by ``coverage`` and the number of
+        calibration sequences alone."""
         enough = len(self.lengths) * (1 - coverage) / STRATUM + 1e-9
         return np.array(self.quartiles if enough >= 4 else self.quartiles[1:2] if enough >= 2 else ())
 

@@ -437,6 +437,6 @@ def _is_option(value: Any) -> bool:
 
 def load(path: str | Path, structure: Any = None) -> StructuredGPClassifier:
     """The fitted estimator from a file written by ``save`` or ``structgp train``. ``structure`` : your own
-    function or :class:`Structure`, if the model was fitted with one, since a file holds no code; 'chain'
-    makes the chain answer in its place."""
+    function or :class:`Structure`, if one answers for the model, since a file holds no code; 'chain' makes
+    the chain answer in its place."""
     return read_as(StructuredGPClassifier, path, structure)

@@ -124,7 +124,7 @@ class Answers:
     def predict_n_best(self, X: Iterable[Any], n: int, known: Given = None) -> list[list[Labelling]]:
         """The n most probable whole labellings of each sequence, best first; fewer if there are not that
         many. Their probabilities are averaged exactly; the candidates are the best labellings under the
-        posterior mean and under each draw."""
+        posterior mean, and the best one under each of up to 128 draws."""
         asked = self.ask(X)
         return _labellings(asked, asked.n_best(n, known))
 

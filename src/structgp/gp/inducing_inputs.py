@@ -133,7 +133,7 @@ def choose_inducing(
                 if m == M or bool(stops.any()):
                     break
             pivots[m] = pivot[0]
-            # A place that is a number, not a list of one, would be fetched from a GPU.
+            # Indexed by a tensor of one index: an index without dimensions would be fetched from a GPU.
             row = prior_row(pivot)[0] - (factor[:m, pivot].mT @ factor[:m])[0]
             factor[m] = row / left[pivot].sqrt()
             left = (left - factor[m].square()).clamp_(min=0).index_fill_(0, pivot, 0)

@@ -1,4 +1,4 @@
-"""Cholesky factors that do not fail, and other triangular algebra; the only place where jitter is added."""
+"""Cholesky factors that do not fail, thanks to a little jitter, and other triangular algebra."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class GroupedSearch(MeanSearch):
         whole = variance.new_zeros(shape[0]).index_add(0, group, variance)
         self._share = prior_factor / whole[group]  # (M,) share of each member in its group, whitened
         self._root = whole.sqrt()[:, None]
-        # The precisions that the data add to the members sum up to the precision of the group's weight.
+        # The precisions that the data add to the members sum up to what they add to the group's weight.
         determined = (block.factor.T.square().reciprocal() - 1).clamp(min=0)
         self._sd = (1 + variance.new_zeros(shape).index_add(0, group, determined)).rsqrt()
         weight = variance.new_zeros(shape).index_add(0, group, (prior_factor * block.m).T)

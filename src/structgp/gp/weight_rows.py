@@ -21,9 +21,9 @@ from structgp.gp.kernels.sparse import inner_product, pack
 from structgp.gp.token_moments import compiled_moments
 
 NOISE_ROWS, NOISE_NUMBERS = 1 << 13, 1 << 25
-"""Most rows of a table of noise, and most numbers in it (256 MB), for which it gets fewer rows. Two
-features of one tuple share a row, and with it their noise, with a probability of one in the number of
-rows."""
+"""Most rows of a table of noise, and most numbers in it (256 MB): it gets fewer rows where it would hold
+more. Two features of one tuple share a row, and with it their noise, with a probability of one in the
+number of rows."""
 
 WORTH_COMPILING = 20_000
 """Number of multiplications from which compiled loops are used: tiny problems never wait for numba to

@@ -34,9 +34,9 @@ WORSE = 6.0
 SHORTEST = 1e-3
 
 SLOWLY = 5.0
-"""Factor on the tolerance: averaging begins where the mean bound of a few steps rises by less, and the
-estimator works from values alone. Chosen on the training data of one fold of the segmentation task, between
-5 and 25: with 25 the fit ended at a bound of -23.400, with 5 at -23.388."""
+"""Factor on the tolerance where the estimator works from values alone: averaging begins when the mean bound
+of a few steps rises by less. Chosen on the training data of one fold of the segmentation task, between 5
+and 25: with 25 the fit ended at a bound of -23.400, with 5 at -23.388."""
 
 FEW_DRAWS = 128
 """Before averaging begins, estimators that work from values alone use half of their draws, but no fewer."""

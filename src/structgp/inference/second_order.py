@@ -293,8 +293,8 @@ def _fit_means(draws: Draws, steps: int, tolerance: float) -> Means:
 
 def _fit_covariances(draws: Draws, wants_slopes: bool = False) -> tuple[list[Slopes], int]:
     """Sets the covariances of every block to the best ones for the curvature at the draws, in place.
-    Returns for each block, if ``wants_slopes``, the slopes that scales are learned from, and the number of
-    likelihoods computed for them."""
+    Returns, if ``wants_slopes``, the slopes from which each block learns its scales (else empty ones), and
+    the number of likelihoods computed for them."""
     problem, blocks = draws.problem, draws.blocks
     joint = any(block.joint_curvature for block in blocks)
     sums, found = [block.curvature_sum() for block in blocks], [Slopes() for _ in blocks]

@@ -22,7 +22,7 @@ STEPS, MOST_ROUNDS = 15, 10
 """Number of L-BFGS steps per round, and largest number of rounds."""
 
 TOLERANCE = 0.02
-"""Nats per example: a round that changes the bound by less is the last one, as in fits of whole models."""
+"""Nats per example: from the third round on, one that changes the bound by less than this is the last."""
 
 
 @dataclass(frozen=True)

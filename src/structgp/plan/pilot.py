@@ -45,7 +45,7 @@ class Pilot:
 
 
 def sample(examples: Examples, n_tokens: int, generator: torch.Generator) -> list[int]:
-    """Numbers of sequences that are drawn at random until they have ``n_tokens`` tokens."""
+    """Indices of sequences that are drawn at random until they have ``n_tokens`` tokens."""
     lengths = [len(r) for r in examples.rows]
     there = [i for i, length in enumerate(lengths) if length]
     order = [there[n] for n in torch.randperm(len(there), generator=generator).tolist()]

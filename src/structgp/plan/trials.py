@@ -232,9 +232,9 @@ def race(trials: Sequence[Trial], n_folds: int) -> None:
 def search(
     predict: Predict, variants: Sequence[Candidate] = (Candidate(),), n_folds: int = 1
 ) -> tuple[int, list[dict[float, BySpread]]]:
-    """Searches for the best data weight under each variant. Returns the number of the variant that predicts
-    best; and for each variant what its weights predict, by weight and spread. A weight is judged by its
-    best spread.
+    """Searches for the best variant and data weight. Returns the number of the variant that predicts best,
+    and for each variant what the weights tried with it predict, by weight and spread. A weight is judged by
+    its best spread.
 
     All variants are tried on the first fold under the larger of the first weights. Those that are not
     clearly worse are tried under a second weight: a larger one where confidence is too low, which a larger

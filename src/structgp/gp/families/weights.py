@@ -353,8 +353,8 @@ class Table(Weights):
             self.factor.mul_(shrink)
 
     def curvature_bound(self, batches: Sequence[tuple[Constant, Tensor, Tensor]]) -> float:
-        """Largest curvature of the bound in a whitened score, if each tuple adds at most 1/4 to it.
-        batches : conditional, mask (B, T) of the tuples, sample weight (B,) of the examples."""
+        """Largest curvature of the bound in a whitened score, if each tuple bends by at most 1/4 in
+        the score itself. batches : conditional, mask (B, T), sample weight (B,) of the examples."""
         tuples = sum(float(weight @ mask.sum(-1).to(weight)) for _, mask, weight in batches)
         return 1 + 0.25 * float(self.scale.detach().square()) * tuples
 

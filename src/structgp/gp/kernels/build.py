@@ -207,8 +207,8 @@ def _unit_weights(block: Block, rows: Tensor) -> float:
 
 
 def kernel_scales(kernel: Kernel, blocks: Sequence[Block]) -> dict[str, float]:
-    """Prior variance of the weights of each group of features, if the kernel has a scale for it: keyed by
-    template, or by kind for features without templates."""
+    """The scale of each group of features, where the kernel has one: keyed by template, or by kind for
+    features without templates. For 'relevance', it is the prior variance of a weight."""
     factor = 1.0
     if isinstance(kernel, ScaleKernel) and isinstance(kernel.base_kernel, BlockSumKernel):
         factor, kernel = float(kernel.outputscale.detach()), kernel.base_kernel
