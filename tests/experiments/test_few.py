@@ -47,3 +47,15 @@ def test_figures_of_one_training_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["nll"] == pytest.approx(-np.log([0.25, 0.75]).mean())
     assert found["error"] == pytest.approx(50.0)
     assert found["gap"] == pytest.approx(0.25)
+
+
+def test_sizes_that_a_task_does_not_have_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept: list[dict[str, Any]] = []
+    monkeypatch.setattr(few, "METHODS", {"always": Always})
+    monkeypatch.setattr(few, "load", lambda task, data: ([[{}, {}]] * 5, [["A", "B"]] * 4 + [[]]))
+    monkeypatch.setattr(few, "keep", lambda name, row: kept.append(row))
+    few.main(["--task", "titles", "--size", "3", "4", "--seeds", "0", "--method", "always"])
+    assert [row["size"] for row in kept] == [3]
+    assert "titles          4     too few sequences" in capsys.readouterr().out
