@@ -37,7 +37,7 @@ WINDOW, NEAR = 4, 2
 places from it."""
 
 FEW = 3
-"""Largest number of training documents in which a rare word occurs, including its own document."""
+"""Largest number of training documents, possibly with its own among them, in which a rare word occurs."""
 
 CAPITALISED, NAMED = ("Xx", "XxXx"), ("Xx", "XxXx", "XX")
 """Shapes of words in names, and of words that are linked, which may repeat a name in capitals."""

@@ -111,8 +111,8 @@ def _pictures(path: Path, part: str) -> tuple[list[Any], list[Any]]:
 
 
 def pixels(colours: np.ndarray) -> list[list[dict[str, str]]]:
-    """The colours in the 3 x 3 neighbourhood of each pixel, named by row and column relative to it. colours
-    : (H, W)."""
+    """The colours in the 3 x 3 neighbourhood of each pixel, named by row and column relative to it.
+    colours : (H, W)."""
     H, W = colours.shape
     wide = np.full((H + 2, W + 2), OUTSIDE, dtype=object)
     wide[1:-1, 1:-1] = colours.astype(str)

@@ -133,7 +133,7 @@ class Examples:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the rows, the labels, their sample weights, the links and the evidence."""
+        """SHA-256 of the rows, the labels, the sample weights, the links and the evidence."""
         digest = hashlib.sha256()
         linked = [array for link in self.links or () for array in (*link.tuples, *link.own)]
         for array in (*self.rows, *self.y, self.weights, *linked, *(self.evidence or ())):

@@ -29,8 +29,8 @@ class Tagging:
     """An ASGI application that answers ``POST /tag`` itself and leaves other addresses to ``rest``.
 
     Starlette's routing of a request to a function takes as long as everything else in answering a request
-    of one line (some 0.1 ms of processor time). It runs inside ``Guard``, which hands over the whole body
-    at once."""
+    of one line (some 0.1 ms of processor time). This application runs inside ``Guard``, which hands over
+    the whole body at once."""
 
     answerer: Answerer
     reader: sources.Reader

@@ -23,7 +23,7 @@ class TagSet:
 
     @staticmethod
     def of(types: Iterable[str], spans: bool, place: str) -> TagSet:
-        """A tag set of types that have been checked; errors name ``place``."""
+        """Checks these types, and makes a tag set of them; errors name ``place``."""
         found = tuple(types)
         if len(found) < (1 if spans else 2):
             few = "one type of span" if spans else "two labels"

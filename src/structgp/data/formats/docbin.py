@@ -127,7 +127,7 @@ def _check_ends(document: Document, spans: Sequence[TextSpan]) -> None:
 
 
 def _words_and_spaces(document: Document) -> tuple[list[str], list[bool]]:
-    """spaCy's tokens, which hold all of a text but single spaces between them, and whether a space follows
+    """spaCy's tokens, which hold all of a text but single spaces after them, and whether a space follows
     each."""
     words: list[str] = []
     spaces: list[bool] = []

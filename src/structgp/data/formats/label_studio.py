@@ -146,8 +146,8 @@ def _task(document: Document) -> dict[str, Any]:
 
 
 def _annotations(document: Document, task: Mapping[str, Any], names: Mapping[str, str]) -> list[Any]:
-    """The task's annotations, with the document's spans in the one that is read. Regions that already agree
-    with the spans stay as they are, and so does everything that is not a region."""
+    """The task's annotations, with the document's spans in the one that is read. If all its regions already
+    agree with the spans, they stay as they are; so does everything that is not a region."""
     given = list(task.get("annotations", []))
     chosen = _annotation(task, "task")
     if chosen is None:

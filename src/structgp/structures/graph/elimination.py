@@ -58,7 +58,7 @@ class Elimination(GraphProgram):
 
 class _Compiled(torch.autograd.Function):
     """log Z (S, B); None if the spread of the scores is too large. Scores and gradients may take gigabytes:
-    scores are copied once, and the gradients of templates are views of one tensor."""
+    scores are copied once, and gradients, except those of shared tables, are views of one tensor."""
 
     @staticmethod
     def forward(ctx: Any, schedule: Schedule, shared: Sequence[bool], *scores: Tensor) -> Tensor | None:

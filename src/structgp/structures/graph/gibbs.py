@@ -36,9 +36,9 @@ BATCHES = 10
 @dataclass(frozen=True)
 class Gibbs(GraphProgram):
     """sweeps : number of sweeps that answers are averaged over. burn_in : number of sweeps before them.
-    blocks : 'colour' for blocks of variables without a factor between them, 'forest' for the largest blocks
-    that are forests, which mix faster and cost more. seed : seed of the chains, so that an answer depends
-    on the scores alone."""
+    blocks : 'colour' for blocks of variables without a factor between them, 'forest' for larger blocks that
+    are forests, which mix faster and cost more. seed : seed of the chains, so that an answer depends on the
+    scores alone."""
 
     sweeps: int = 500
     burn_in: int = 50

@@ -25,7 +25,7 @@ from structgp.structures.program import Scores
 from structgp.structures.semirings import LOG
 
 ROUNDS = 10
-"""Number of updates; on Potts grids of 6 x 6 with three labels the bound stops rising after about five."""
+"""Number of rounds; on Potts grids of 6 x 6 with three labels the bound stops rising after about five."""
 
 
 class MeanField:

@@ -38,7 +38,7 @@ class PathPlan:
     """weight : (B, K) weights of the forests of each example, 0 at padding. into, out : (B N, K) the edge
     that leads into a variable in a forest, and the one out of it; -1 for none. ends : (M, 2) earlier and
     later variable of each edge. template, place : (M,) its template and its tuple, b E + e. flip : (M,)
-    true where the tuple names the later variable first. scale : (M,) factor of its table.
+    true where the tuple names the later variable first. scale : (M,) multiplier of its table.
     levels : variables, level by level."""
 
     weight: Tensor

@@ -43,8 +43,8 @@ ENTRIES_AT_ONCE = 1 << 26
 """Largest count of numbers in tables of tuples that are held at once; beyond it, some draws at a time."""
 
 SHARPER = (4.0,)
-"""Factors by which scores are multiplied in the search for a good labelling: the marginals then point to
-the best ones."""
+"""Factors by which scores are multiplied for further solutions in the search for a good labelling: the
+marginals then point to the best ones."""
 
 CLIMBING_SWEEPS, CLIMBING_ERROR = 5, 0.004
 """For calls by an optimiser, the largest number of sweeps, and about by how many nats the bound of an

@@ -44,7 +44,7 @@ class TreeCover:
 
     forests : a layout whose P examples are the forests of all examples, one after the other. owner : (P,)
     the example of each forest. weight : (P,) its weight in that example. scale : for each template, (P, E)
-    factors of the tuples' tables, 0 where the forest does not have the tuple."""
+    multipliers of the tuples' tables, 0 where the forest does not have the tuple."""
 
     def __init__(self, layout: GraphLayout, rows: Tensor, covers: list[list[list[int]]]) -> None:
         self.rows, self.covers = rows, covers

@@ -104,8 +104,8 @@ def _average(
     said: Any, factor: Any, mirror: int, V: int, half: int, weight: Any, total: Any, out: Any
 ) -> None:
     """out (V,) <- the probabilities of a token's labels, averaged over all draws and points. said : (V, L),
-    potentials of the token under each draw; factor : (V, K / 2), factors of each point, followed, from
-    ``mirror`` on, by those of mirrored points; weight, total : work space."""
+    the message to the token under each draw, times exp of its mean scores; factor : (V, K / 2), factors of
+    each point, followed, from ``mirror`` on, by those of mirrored points; weight, total : work space."""
     other = (V + FOUR) * L
     for side in range(2):
         _sums(weight, 0, L, half, V, factor, side * mirror, half, 1, said, 0, L)

@@ -200,7 +200,7 @@ def _add_transitions(alpha: Any, passed: Any, n: int, V: int, weight: Any, out: 
 @_compiled
 def _tables(edge: Any, mean: Any) -> Any:
     """(K, V V L) edge, exponentials of what draws add to the table, times the exponentials of the mean
-    table (V, V), scaled so that the largest is 1."""
+    table (V, V), which are scaled so that their largest is 1."""
     V, found = len(mean), np.empty_like(edge)
     level = (mean - mean.max()).reshape(V * V)
     exp_in_place(level)
