@@ -113,3 +113,24 @@ def test_mistakes_are_named(model, pool, arguments, place):
     with pytest.raises(InputError) as caught:
         select(model, pool, **({"n": 2} | arguments))
     assert caught.value.place == place
+
+
+@pytest.mark.parametrize("n_draws", [7, 8, 32])
+def test_sequences_are_compared_by_some_of_the_draws(
+    model, pool, monkeypatch: pytest.MonkeyPatch, n_draws: int
+) -> None:
+    """Draws come in pairs, so that an odd number is one less than there are."""
+    other = StructuredGPClassifier(n_draws=n_draws)
+    other.model_, other.classes_ = model.model_, model.classes_
+    monkeypatch.setattr(active, "SIMILARITY_DRAWS", 4)
+    asked: list[int] = []
+    question = active._question
+
+    def counting(p: torch.Tensor) -> torch.Tensor:
+        asked.append(len(p))
+        return question(p)
+
+    monkeypatch.setattr(active, "_question", counting)
+    assert len(select(other, pool, 3)) == 3
+    assert len(asked) == len(pool)
+    assert set(asked) == {4}

@@ -728,6 +728,56 @@ def test_spans_of_long_examples_average_over_fewer_draws(
         assert all(q.get(span, 0.0) == pytest.approx(p[span], abs=0.1) for span in p)
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_fewer_draws_are_those_that_count_most(
+    fits: dict[str, StructuredGPClassifier], known: bool
+) -> None:
+    model, x = fitted_of(fits, "skip").set_params(n_draws=64), CASES["skip"].X[0]
+    labels = [CASES["skip"].y[0]] if known else None
+    ((_, at),) = model.ask([x]).one_by_one(labels)
+    few = at.fewer(8)
+    assert few.n_draws == 8
+    assert float(few.share.sum()) == pytest.approx(1)
+    places = [[*(at.f == f).flatten(1).all(1).nonzero()[:, 0].tolist()] for f in few.f] if not known else []
+    if known:
+        wanted = at.share[:, 0].topk(8).values
+        np.testing.assert_allclose(few.share[:, 0].sort(descending=True).values, wanted / wanted.sum())
+    else:
+        assert [a for (a,) in places[4:]] == [a + 32 for (a,) in places[:4]]  # mirror images
+    assert at.fewer(64) is at
+
+
+def test_the_walk_is_the_same_for_a_few_draws_at_a_time(
+    fits: dict[str, StructuredGPClassifier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = fitted_of(fits, "order 2").set_params(n_draws=8), CASES["order 2"].X[0]
+    ((_, at),) = model.ask([x]).one_by_one()
+    wanted = at.ask("walk"), model.span_probability(x, 0, 2, sense="bounds")
+    monkeypatch.setattr("structgp.structures.declared.TRANSITIONS_AT_ONCE", 1)
+    monkeypatch.setattr("structgp.structures.program.TRANSITIONS_AT_ONCE", 1)
+    for a, b in zip(at.ask("walk"), wanted[0], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12)
+    assert model.span_probability(x, 0, 2, sense="bounds") == pytest.approx(wanted[1])
+
+
+def test_candidates_of_the_n_best_come_from_some_of_the_draws(
+    fits: dict[str, StructuredGPClassifier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, X = fitted_of(fits, "skip").set_params(n_draws=64), CASES["skip"].X[:1]
+    monkeypatch.setattr("structgp.answers.labellings.CANDIDATE_DRAWS", 4)
+    asked, decode = [], Declared.decode
+
+    def counting(self: Declared, *given: Any) -> Any:
+        asked.append(len(given[0]))
+        return decode(self, *given)
+
+    monkeypatch.setattr(Declared, "decode", counting)
+    (found,) = model.predict_n_best(X, 3)
+    assert asked == [4]
+    exact = model.sequence_log_probs(X * 3, [best.labels for best in found])
+    np.testing.assert_allclose([best.probability for best in found], np.exp(exact))  # over all draws
+
+
 def test_links_may_be_declared_before_the_chain() -> None:
     case = CASES["skip"]
     links = [same("word", where={"shape": "Xx"}), edges("e")]

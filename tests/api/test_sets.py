@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import structgp
-from structgp import InputError, StructuredGPClassifier, metrics
+from structgp import InputError, Prior, StructuredGPClassifier, chain, metrics, same
+from structgp.plan.options import LINKED_DRAWS
 
 CLASSES = ["B-X", "I-X", "O"]
 WORDS = {"O": "abc", "B-X": "bcd", "I-X": "cde"}
@@ -123,8 +124,7 @@ def test_a_file_keeps_the_calibration_and_a_fit_drops_it(fitted, held_out, tmp_p
     again = structgp.load(tmp_path / "model")
     assert again.predict_sets(X, of="spans") == fitted.predict_sets(X, of="spans")
     again.n_draws = 8
-    was = "'auto'" if fitted.n_draws == "auto" else fitted.n_draws
-    changed = f"n_draws is 8, and was {was} in calibration"
+    changed = "n_draws is 8, and was 16 in calibration"
     with pytest.raises(InputError, match=f"{changed}; calibrate again"):
         again.predict_sets(X)
     again.set_params(class_weight="balanced")
@@ -138,6 +138,26 @@ def test_a_file_keeps_the_calibration_and_a_fit_drops_it(fitted, held_out, tmp_p
     again.fit(*sequences(5, 3))
     with pytest.raises(InputError, match="not calibrated; calibrate it with labelled"):
         again.predict_sets(X)
+
+
+def test_draws_of_a_calibration_under_auto(held_out) -> None:
+    X = held_out[0][:5]
+    tagger = StructuredGPClassifier().fit(*sequences(30, 0)).calibrate(*sequences(60, 1), of="tokens")
+    found = tagger.predict_sets(X)
+    tagger.set_params(n_draws=128)
+    with pytest.raises(InputError, match=r"n_draws is 128, and was 'auto' \(128 draws\) in calibration"):
+        tagger.predict_sets(X)
+    assert tagger.set_params(n_draws="auto").predict_sets(X) == found
+
+
+def test_auto_makes_no_difference_to_a_model_that_always_draws(held_out) -> None:
+    X, y = sequences(30, 0)
+    tagger = StructuredGPClassifier(structure=chain() + same("w"), prior=Prior(data_weight=1)).fit(X, y)
+    tagger.calibrate(*sequences(60, 1), of="tokens")
+    found = tagger.predict_sets(held_out[0][:5])
+    tagger.model_.calibration.settings["local"] = True  # as files have it that are older
+    assert tagger.predict_sets(held_out[0][:5]) == found
+    assert tagger.set_params(n_draws=LINKED_DRAWS).predict_sets(held_out[0][:5]) == found
 
 
 def test_calibration_for_one_kind_alone(fitted) -> None:

@@ -209,7 +209,8 @@ def test_two_processes_fit_and_tag_as_one_does(tmp_path):
     made = generate(40, n_labels=4, mean_length=8, n_templates=4, n_values=20, seed=0)
     log = StructuredGPClassifier().fit(made.X, made.y).training_log_
     two = json.loads(out.splitlines()[-1])
-    np.testing.assert_allclose(two, [log["elbo"], log["fresh_elbo"]], rtol=1e-10)
+    # Sums are rounded in another order, and a search for the means ends within its tolerance.
+    np.testing.assert_allclose(two, [log["elbo"], log["fresh_elbo"]], rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -280,6 +280,36 @@ def test_second_backward_pass_gives_the_same() -> None:
         assert torch.equal(x, y)
 
 
+def test_changing_a_gradient_leaves_the_next_one_as_it_is() -> None:
+    """Of one draw and example, where gradients are views of what the compiled loops wrote."""
+    layout, scores = skip_chain(5)
+    leaves = [x[:1].clone().requires_grad_() for x in scores]
+    total = Elimination(layout).log_total(leaves, LOG).sum()
+    first = torch.autograd.grad(total, leaves, retain_graph=True)
+    wanted = [x.clone() for x in first]
+    for x in first:
+        x.zero_()
+    for found, x in zip(torch.autograd.grad(total, leaves, retain_graph=True), wanted, strict=True):
+        torch.testing.assert_close(found, x)
+    total.backward(retain_graph=True)
+    total.backward()
+    for leaf, x in zip(leaves, wanted, strict=True):
+        torch.testing.assert_close(leaf.grad, 2 * x)
+
+
+def test_impossible_examples_have_gradient_0() -> None:
+    layout, (f, *tables) = skip_chain(5)
+    leaf = f.clone()
+    leaf[0, 0, 2] = -torch.inf
+    leaf.requires_grad_()
+    total = Elimination(layout).log_total((leaf, *tables), LOG)
+    assert total[0, 0] == -torch.inf
+    value = total.sum(1)
+    (found,) = torch.autograd.grad(value, leaf, torch.tensor([torch.inf, *[0.5] * (len(f) - 1)]).to(value))
+    assert not found[0].any()
+    assert float(found[1:].sum()) == pytest.approx(0.5 * float(layout.mask.sum()) * (len(f) - 1))
+
+
 def chain_layout(mask: Tensor, n_labels: int) -> GraphLayout:
     B, T = mask.shape
     index = torch.stack([torch.arange(T - 1), torch.arange(1, T)], -1).expand(B, -1, -1)

@@ -112,7 +112,7 @@ def n_best(at: Potentials, plugged: Potentials, n: int) -> tuple[Tensor, Tensor]
         labels, scores = plugged.ask("n_best", wanted)
     found, possible = labels[0], scores[0] > -torch.inf  # (B, C, T), (B, C)
     if len(at.f) > 1:
-        best = at.every(-(-len(at.f) // CANDIDATE_DRAWS)).ask("decode").transpose(0, 1)
+        best = at.fewer(CANDIDATE_DRAWS).ask("decode").transpose(0, 1)
         found = torch.cat([found, best], 1)
         possible = torch.cat([possible, possible.new_ones(best.shape[:2])], 1)
     chosen = found.new_zeros((B, n, T))

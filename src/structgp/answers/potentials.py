@@ -165,11 +165,20 @@ class Potentials:
         for share, *scores in zip(self.share.split(n), *(x.split(n) for x in self.scores), strict=True):
             yield replace(self, scores=tuple(scores), share=share)
 
-    def every(self, k: int) -> Potentials:
-        """Every k-th draw, in place of all. A draw and its mirror image, S / 2 places later, both stay if k
-        divides S / 2."""
-        share = self.share[::k]
-        return replace(self, scores=tuple(x[::k] for x in self.scores), share=share / share.sum(0))
+    def fewer(self, n: int) -> Potentials:
+        """At most n of the draws, in place of all. Draws that known labels make improbable go first; if all
+        draws count alike, a draw and its mirror image, S / 2 places later, stay together."""
+        S = self.n_draws
+        if n >= S:
+            return self
+        if bool((self.share == self.share[:1]).all()):
+            half = torch.arange(0, S // 2, -(-(S // 2) // max(1, n // 2)))
+            places = torch.cat([half, half + S // 2])
+        else:
+            places = self.share.amax(1).topk(n).indices.sort().values
+        share = self.share[places]
+        share = share / share.sum(0).clamp(min=torch.finfo(share.dtype).tiny)
+        return replace(self, scores=tuple(x[places] for x in self.scores), share=share)
 
     def repeated(self, n: int) -> Potentials:
         """The draws repeated n times, one block of all draws after the other."""

@@ -58,9 +58,10 @@ def settings(asked: Asked) -> dict[str, Any]:
     return settings | ({"local": True} if is_local else {})
 
 
-def _draws(settings: Mapping[str, Any]) -> Any:
-    """Value of ``n_draws`` that leads to these settings."""
-    return "'auto'" if settings.get("local") else settings.get("n_draws")
+def _draws(settings: Mapping[str, Any]) -> str:
+    """The value of ``n_draws`` that leads to these settings."""
+    number = settings.get("n_draws")
+    return f"'auto' ({number} draws)" if settings.get("local") else str(number)
 
 
 def check_kind(kind: str) -> None:
@@ -76,11 +77,14 @@ def thresholds(asked: Asked, kind: str, coverage: float, by_length: bool) -> Thr
         remedy = "calibrate it with labelled sequences that it was not trained on (calibrate(X, y), or the "
         remedy += "command calibrate)"
         raise InputError("predict_sets", "the model is not calibrated", remedy)
-    if found.settings != now:
+    was = found.settings
+    if asked.model.local_points is None:  # where it makes no difference
+        was = {name: value for name, value in was.items() if name != "local"}
+    if was != now:
         problems = []
-        if _draws(found.settings) != _draws(now):
-            problems.append(f"n_draws is {_draws(now)}, and was {_draws(found.settings)} in calibration")
-        if found.settings.get("shift") != now["shift"]:
+        if _draws(was) != _draws(now):
+            problems.append(f"n_draws is {_draws(now)}, and was {_draws(was)} in calibration")
+        if was.get("shift") != now["shift"]:
             problems.append("class_weight is not what it was in calibration")
         remedy = "calibrate again, or set the parameter back"
         raise InputError("predict_sets", " and ".join(problems), remedy)

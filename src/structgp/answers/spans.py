@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structgp.answers.encoded import FEWEST_DRAWS
 from structgp.answers.exact_spans import likely_segments, span_by_sums, sums_exactly
 from structgp.answers.labellings import weighted_labellings
 from structgp.answers.potentials import Potentials
@@ -29,14 +28,15 @@ from structgp.data.schemes import Allowed
 from structgp.errors import InputError
 from structgp.evaluation import metrics
 from structgp.structures import Chain
+from structgp.structures.program import draws_at_once
 
 Spanned = tuple[int, int, int, float]
 Found = list[list[Spanned]]
 SENSES = ("covers", "bounds", "exact")
 
 MOST_STEPS = 1 << 26
-"""Largest number of transition probabilities of an example, over all draws: half a gigabyte. The spans of
-an example that has more come from fewer draws, but from no fewer than ``FEWEST_DRAWS``."""
+"""Largest number of transition probabilities of an example, over all draws: half a gigabyte. The likely
+spans of an example that has more come from fewer draws."""
 
 
 @dataclass(frozen=True)
@@ -130,20 +130,28 @@ def span_probability(
     ``stop``. at : the potentials of that sequence alone. kind : index of the type; None for any. Cost
     O(S L V^2) for a span of L tokens, beside the walk."""
     bounded = sense != "covers"
-    if sums_exactly(at):
-        labels = boundaries.inside.any(0) if kind is None else boundaries.inside[kind]
-        return span_by_sums(at, labels, boundaries.parts, start, stop, bounded)
-    if not at.structure.has_walk:
+    if not at.structure.has_walk and not sums_exactly(at):
         ((labels, p),) = at.ask("labellings")
         return p @ _has_span(labels, boundaries, start, stop, bounded, kind).to(p)
+    labels = boundaries.inside.any(0) if kind is None else boundaries.inside[kind]
+    # A few draws at a time: there is a transition matrix for each token of each draw.
+    parts = at.some_draws(draws_at_once(at.f))
+    return torch.cat([_of_labels(some, labels, boundaries.parts, start, stop, bounded) for some in parts])
+
+
+def _of_labels(
+    at: Potentials, labels: Tensor, parts: Tensor, start: int, stop: int, bounded: bool
+) -> Tensor:
+    """(S,) the same for a span of some of the labels, (V,)."""
+    if sums_exactly(at):
+        return span_by_sums(at, labels, parts, start, stop, bounded)
     node, step = at.ask("walk")
-    inside = boundaries.inside.any(0) if kind is None else boundaries.inside[kind]
-    here = _enter(node[:, 0], step[:, 0], boundaries, start, bounded) * inside.to(node)
+    here = _enter(node[:, 0], step[:, 0], parts, start, bounded) * labels.to(node)
     for t in range(start, stop - 1):
-        here = torch.einsum("si,sij->sj", here, step[:, 0, t] * (~boundaries.parts).to(here))
+        here = torch.einsum("si,sij->sj", here, step[:, 0, t] * (~parts).to(here))
     if not bounded or stop == node.shape[2]:
         return here.sum(-1)
-    return torch.einsum("si,sij->s", here, step[:, 0, stop - 1] * boundaries.parts.to(here))
+    return torch.einsum("si,sij->s", here, step[:, 0, stop - 1] * parts.to(here))
 
 
 def _has_span(
@@ -160,11 +168,11 @@ def _has_span(
     return found
 
 
-def _enter(node: Tensor, step: Tensor, boundaries: Boundaries, t: int, bounded: bool) -> Tensor:
+def _enter(node: Tensor, step: Tensor, parts: Tensor, t: int, bounded: bool) -> Tensor:
     """(S, V) probability of each label at t; if ``bounded``, with a boundary before it."""
     if t == 0 or not bounded:
         return node[:, t]
-    return torch.einsum("si,sij->sj", node[:, t - 1], step[:, t - 1] * boundaries.parts.to(node))
+    return torch.einsum("si,sij->sj", node[:, t - 1], step[:, t - 1] * parts.to(node))
 
 
 def likely_spans(at: Potentials, boundaries: Boundaries, least: float) -> Found:
@@ -215,10 +223,8 @@ def spans_by_walk(at: Potentials, boundaries: Boundaries, least: float) -> Found
     """``likely_spans`` for any structure, from its Markov chain."""
     found, V = [], len(boundaries.parts)
     for b, n in enumerate(at.mask.sum(-1).tolist()):
-        k = 1
-        while at.n_draws // k * n * V * V > MOST_STEPS and at.n_draws // (2 * k) >= FEWEST_DRAWS:
-            k *= 2
-        found.append(_likely_spans(at.one(b, n).every(k), boundaries, least))
+        most = max(2, MOST_STEPS // max(1, n * V * V))
+        found.append(_likely_spans(at.one(b, n).fewer(most), boundaries, least))
     return found
 
 
@@ -232,7 +238,7 @@ def _likely_spans(
     share, T = at.share[:, 0], node.shape[2]
     found: list[tuple[int, int, int, float]] = []
     for start in range(T if boundaries.kinds else 0):
-        first = _enter(node[:, 0], step[:, 0], boundaries, start, True)
+        first = _enter(node[:, 0], step[:, 0], boundaries.parts, start, True)
         here = first[:, None] * boundaries.inside.to(node)  # (S, K, V), each type by itself
         for stop in range(start + 1, T + 1):
             ends = here if stop == T else here @ (step[:, 0, stop - 1] * parts)

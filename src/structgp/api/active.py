@@ -124,7 +124,7 @@ def _batch(asked: Asked, n: int, price: np.ndarray) -> list[int]:
     alone = _bald(asked) / np.maximum(price, 1)
     there = [i for i, rows in enumerate(asked.rows) if len(rows)]
     likely = sorted(there, key=lambda i: -alone[i])[: max(CANDIDATES * n, FEWEST_CANDIDATES)]
-    S = max(1, asked.question.n_draws)
+    S = max(1, asked.question.n_draws + asked.question.n_draws % 2)  # draws come with their mirror images
     every = -(-S // SIMILARITY_DRAWS)
     questions = torch.zeros((len(likely), (-(-S // every)) ** 2))
     for i, p in asked.some(likely).draw_marginals():

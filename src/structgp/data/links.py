@@ -117,14 +117,15 @@ class GraphSplit:
         return Links(tuple(found), tuple(own))
 
     def _check_names(self, shape: Shape, place: str) -> None:
-        """InputError for edges that no template of the structure is about: a misspelt name would leave them
-        out."""
+        """InputError for edges that have another name than those of the structure: it may be misspelt. A
+        structure without edges leaves out all of them."""
         known = [t.key for t in self.spec.templates if t.rule == "edge"]
-        strange = [name for name in (shape.graph.edges if shape.graph else ()) if name not in known]
+        given = {} if shape.graph is None or not known else shape.graph.edges
+        strange = [name for name, rows in given.items() if name not in known and length_of(rows)]
         if strange:
-            names = f"edges named {', '.join(map(repr, known))}" if known else "no edges"
-            problem = f"the structure {self.spec} has {names}"
-            raise InputError(f"{place}.edges[{strange[0]!r}]", problem, "rename these, or leave them out")
+            problem = f"the structure {self.spec} has edges named {', '.join(map(repr, known))}"
+            remedy = "rename these, declare them, or leave them out"
+            raise InputError(f"{place}.edges[{strange[0]!r}]", problem, remedy)
 
     def _tuples(self, template: Any, rows: np.ndarray, shape: Shape, n: int, place: str) -> np.ndarray:
         a = template.labels

@@ -131,7 +131,8 @@ class Declared(Structure):
         for some in _split(scores, layout):
             node, *rest = program.marginals(self.gathered(some, layout))
             before = node[:, :, :-1, :, None]
-            found.append((node, rest[place] / torch.where(before > 0, before, 1)))
+            # A view would keep the tables of all templates.
+            found.append((node.clone(), rest[place] / torch.where(before > 0, before, 1)))
         nodes, steps = zip(*found, strict=True)
         return torch.cat(nodes), torch.cat(steps)
 

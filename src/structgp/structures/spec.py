@@ -196,9 +196,7 @@ class Spec:
             refuse("program", f"cannot add {self.program!r} and {other.program!r}")
         program = other.program if self.program == PROGRAMS[0] else self.program
         most = other.most_entries if self.most_entries is None else self.most_entries
-        # Nodes and transitions come first, whichever was declared first.
-        ordered = sorted(found.values(), key=lambda t: (t.rule != "node", t.rule != "next"))
-        return Spec(tuple(ordered), self.likelihood, (), program, most)
+        return Spec(_ordered(found.values()), self.likelihood, (), program, most)
 
     def __repr__(self) -> str:
         from structgp.structures.declare import words
@@ -232,7 +230,7 @@ class Spec:
         layers, most = given.get("layers", []), given.get("most_entries")
         _check_type("layers", layers, "names")
         rest = given.get("likelihood", "exact"), tuple(layers), given.get("program", "auto"), most
-        return Spec(tuple(found), *rest)
+        return Spec(tuple(found) if layers else _ordered(found), *rest)
 
 
 KINDS = {
@@ -267,6 +265,11 @@ def piecewise(features: Iterable[str] = (), shared: bool = True) -> Spec:
     """The chain trained with the piecewise pseudo-likelihood, which needs no recursion: O(T V) per sequence
     and draw. Answers are those of the chain."""
     return Spec(chain(features, shared).templates, "piecewise")
+
+
+def _ordered(templates: Iterable[Template]) -> tuple[Template, ...]:
+    """Nodes and transitions first, whatever was declared first."""
+    return tuple(sorted(templates, key=lambda t: (t.rule != "node", t.rule != "next")))
 
 
 def _node(names: tuple[str, ...], shared: bool) -> Template:

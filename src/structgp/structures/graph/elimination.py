@@ -53,7 +53,11 @@ class Elimination(GraphProgram):
     def node_marginals(self, scores: Scores) -> Tensor:
         """(S, B, N, V) the first of ``marginals``. Shared tables stay shared, which takes a third of the
         time."""
-        return self._gradients(self.restrict(scores), LOG)[0]
+        f, *tables = self.restrict(scores)
+        leaf = f.detach().requires_grad_()
+        with torch.enable_grad():
+            total = self.log_total((leaf, *tables), LOG).sum()
+        return torch.autograd.grad(total, leaf)[0].contiguous()  # not a view of what else was computed
 
 
 class _Compiled(torch.autograd.Function):
@@ -62,12 +66,10 @@ class _Compiled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, schedule: Schedule, shared: Sequence[bool], *scores: Tensor) -> Tensor | None:
-        f, ctx.shared = scores[0], [False, *shared]
+        ctx.schedule, ctx.shared = schedule, [False, *shared]
         ctx.shapes = [x.shape[1 if one else 2 :] for x, one in zip(scores, ctx.shared, strict=True)]
-        flat = f.new_empty((*f.shape[:2], sum(map(prod, ctx.shapes))))
-        for part, x, one in zip(_apart(flat, ctx.shapes), scores, ctx.shared, strict=True):
-            part.copy_(x[:, None] if one else x)
-        found = compiled_loops().totals(flat, schedule, any(ctx.needs_input_grad))
+        ctx.save_for_backward(*scores)
+        found = _totals(ctx, scores, any(ctx.needs_input_grad))
         if found is None:
             return None
         ctx.gradient = found[1]
@@ -76,12 +78,23 @@ class _Compiled(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        found = ctx.gradient
+        # Whoever asked may change what is handed out, so a second backward pass computes it again.
+        found, ctx.gradient = ctx.gradient, None
+        found = _totals(ctx, ctx.saved_tensors, True)[1] if found is None else found
         if not bool((grad == 1).all()):
             # An impossible example has gradient 0, whatever comes from above.
-            found = found * grad.masked_fill(~grad.isfinite(), 0)[..., None]
+            found.mul_(grad.masked_fill(~grad.isfinite(), 0)[..., None])
         parts = zip(_apart(found, ctx.shapes), ctx.shared, strict=True)
         return None, None, *(part.sum(1) if one else part for part, one in parts)
+
+
+def _totals(ctx: Any, scores: Sequence[Tensor], with_gradient: bool) -> Any:
+    """The result of the compiled loops, from the scores of all templates one after another."""
+    f = scores[0]
+    flat = f.new_empty((*f.shape[:2], sum(map(prod, ctx.shapes))))
+    for part, x, one in zip(_apart(flat, ctx.shapes), scores, ctx.shared, strict=True):
+        part.copy_(x[:, None] if one else x)
+    return compiled_loops().totals(flat, ctx.schedule, with_gradient)
 
 
 def _apart(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
