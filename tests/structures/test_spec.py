@@ -233,3 +233,10 @@ def test_a_chain_with_tables_of_links_is_a_linked_chain(spec: Spec) -> None:
 )
 def test_no_other_structure_is_a_linked_chain(spec: Spec) -> None:
     assert not spec.is_linked_chain
+
+
+def test_templates_of_a_file_are_put_in_order() -> None:
+    wanted = chain() + same("word")
+    told = wanted.to_json()
+    told["templates"] = [told["templates"][n] for n in (0, 2, 1)]
+    assert Spec.from_json(told) == wanted
