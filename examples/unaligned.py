@@ -27,7 +27,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from structgp import Custom, StructgpError, StructuredGPClassifier, metrics
+from structgp import Custom, Prior, StructgpError, StructuredGPClassifier, metrics
 from structgp.data.corpora import recipes
 
 Labels = list[list[str]]
@@ -89,7 +89,9 @@ def main(words: Sequence[str] | None = None) -> dict[str, float]:
     errors = {"commonest label": metrics.token_error(y_test, guess)}
     print(f"{len(X)} lines, token error on {len(X_test)} others")
     print(f"{'always ' + commonest:<34}{100 * errors['commonest label']:6.1f} %", flush=True)
-    summaries = StructuredGPClassifier(structure=Custom(log_prob_of_summary, predict_with="chain"))
+    # Left open, the amplitude would be learned as if the spread labels stood at their places.
+    structure, prior = Custom(log_prob_of_summary, predict_with="chain"), Prior(amplitude=10.0)
+    summaries = StructuredGPClassifier(structure=structure, prior=prior)
     for name, model, labels in (
         ("summaries", summaries, seen),
         ("chain, summaries spread evenly", StructuredGPClassifier(), seen),

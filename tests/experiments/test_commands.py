@@ -138,4 +138,4 @@ def test_killed_five_times_at_random_it_gives_the_same_table(command, data, tmp_
     assert len(rows(killed)) == n_cells
     assert figures(killed) == figures(whole)
     if command == "table1":
-        assert again.split(b"Seconds per fit")[0] == text.split(b"Seconds a fit")[0]
+        assert again.split(b"Seconds per fit")[0] == text.split(b"Seconds per fit")[0]
