@@ -128,6 +128,9 @@ def each_times(matrices: Tensor, vectors: Tensor) -> Tensor:
     """(..., R, n) products of each matrix (R, n, n) with its vectors (..., R, n)."""
     if matrices.device.type != "cpu":
         return (matrices @ vectors[..., None])[..., 0]
+    if torch.is_grad_enabled() and (matrices.requires_grad or vectors.requires_grad):
+        # Autograd cannot record what several threads write into one tensor.
+        return torch.stack([vectors[..., j, :] @ matrices[j].T for j in range(len(matrices))], -2)
     found = torch.empty_like(vectors)
 
     def work(first: int, last: int) -> None:
