@@ -112,6 +112,14 @@ def test_a_kernel_of_low_rank_ends_the_choice() -> None:
     assert choice.residual < 1e-6
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_no_row_is_chosen_twice(seed: int) -> None:
+    """Not even if rounding is all that is left of every variance."""
+    rows = torch.randn(20, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    chosen = choose_inducing(LinearKernel().double(), rows, len(rows), tolerance=0.0).index.tolist()
+    assert len(chosen) == len(set(chosen))
+
+
 def test_tolerance() -> None:
     kernel, rows = dense_case()
     K = matrix(kernel, rows)

@@ -12,7 +12,16 @@ import torch
 from benchmarks.generate import generate
 from gpytorch.kernels import RBFKernel
 
-from structgp import Inducing, Mixture, Natural, SecondOrder, StructgpWarning, StructuredGPClassifier
+from structgp import (
+    Inducing,
+    Mixture,
+    Natural,
+    SecondOrder,
+    StructgpWarning,
+    StructuredGPClassifier,
+    chain,
+    layers,
+)
 from structgp.gp.inducing_inputs import choose_inducing
 from structgp.inference.lbfgs import climb_down, descend, minimize
 from structgp.plan.options import NAMED
@@ -141,6 +150,46 @@ def test_a_fit_on_the_gpu_is_the_fit_on_the_host(name):
         assert model.model_.posterior.node.m.device.type == "cpu"
     noisy = name in ("adam", "saga", "values", "mixture", "natural")
     assert losses["cuda"] == pytest.approx(losses["cpu"], rel=0.1 if noisy else 0.01)
+
+
+def vectors(n: int, seed: int) -> tuple[list[list[dict]], list[list[str]]]:
+    """n sequences of 6 tokens: a vector of four numbers, of which three tell the label, and a letter."""
+    rng = np.random.default_rng(seed)
+    X, y = [], []
+    for _ in range(n):
+        x = rng.normal(size=(6, 4))
+        X.append([{"letter": "ab"[int(row[3] > 0)], "vector": row} for row in x])
+        y.append(["abc"[int(row[0] * row[1] > 0) + int(row[2] > 1)] for row in x])
+    return X, y
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("form", ["beside templates", "alone", "layers", "early stopping", "checkpoint"])
+def test_vectors(form, tmp_path):
+    """Their weights are made on the device, and are on the host when the fit has ended."""
+    (X, y), (X_dev, y_dev) = vectors(80, 0), vectors(40, 1)
+    given, fit = {}, {}
+    if form == "alone":
+        X, X_dev = ([np.array([t["vector"] for t in x]) for x in some] for some in (X, X_dev))
+    if form == "layers":
+        given = {"structure": layers(one=chain(), two=chain())}
+        y, y_dev = ([{"one": one, "two": one} for one in some] for some in (y, y_dev))
+    if form == "early stopping":
+        fit = {"X_dev": X_dev, "y_dev": y_dev, "early_stopping": True}
+    losses = {}
+    for device in ("cpu", "cuda"):
+        if form == "checkpoint":
+            fit = {"checkpoint": tmp_path / device}
+            begun = StructuredGPClassifier(device=device)
+            begun.fit(X, y, callback=lambda info: info.iteration == 2, **fit)
+        model = StructuredGPClassifier(**given, device=device).fit(X, y, **fit)
+        assert {t.device.type for t in model.model_.posterior.state_dict().values()} == {"cpu"}
+        losses[device] = -np.mean(model.sequence_log_probs(X_dev, y_dev))
+        here = np.concatenate(model.ask(X_dev).marginals())
+        there = np.concatenate(model.set_params(device="cpu").ask(X_dev).marginals())
+        np.testing.assert_allclose(here, there, atol=1e-6)
+    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=0.05)
 
 
 @pytest.mark.gpu

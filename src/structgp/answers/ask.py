@@ -151,8 +151,8 @@ class Model:
             found = self._kept.pop((n_draws, device), None)
             if found is None:
                 if device not in self._placed:
-                    on_host = torch.device(device).type == "cpu"
-                    there = self.posterior if on_host else copy.deepcopy(self.posterior).to(device)
+                    is_there = torch.empty(0, device=device).device == self.posterior.node.m.device
+                    there = self.posterior if is_there else copy.deepcopy(self.posterior).to(device)
                     self._placed[device] = there
                 here = self._placed[device]
                 found = sample(here, n_draws, self.seed, self.spread) if n_draws else mean(here)

@@ -121,22 +121,22 @@ def choose_inducing(
         prior_row = _prior_rows(kernel, rows)
         factor = rows.new_zeros((M, len(rows)))
         picks = 1 if rows.device.type == "cpu" else PICKS_PER_LOOK
-        pivots = torch.zeros(M, dtype=torch.long, device=rows.device)
+        pivots = torch.zeros(M + 1, dtype=torch.long, device=rows.device)
         # Before each pick: the sum of the variances left at all rows, and the largest.
         sums, tops = rows.new_full((M + 1,), torch.inf), rows.new_full((M + 1,), torch.inf)
         least_sum, least_top = enough * prior.sum(), tolerance * prior.max()
         for m in range(M + 1):
-            pivot = left.argmax(0, keepdim=True)
-            sums[m], tops[m] = left.sum(), left[pivot][0]
+            # Few operations, none of which fetches a number: a GPU spends its time on starting them.
+            here = slice(m, m + 1)
+            top, pivot = torch.max(left, 0, keepdim=True, out=(tops[here], pivots[here]))
+            torch.sum(left, 0, keepdim=True, out=sums[here])
             if m % picks == 0 or m == M:
                 stops = (sums <= least_sum) | (tops <= least_top)
                 if m == M or bool(stops.any()):
                     break
-            pivots[m] = pivot[0]
-            # Indexed by a tensor of one index: an index without dimensions would be fetched from a GPU.
-            row = prior_row(pivot)[0] - (factor[:m, pivot].mT @ factor[:m])[0]
-            factor[m] = row / left[pivot].sqrt()
-            left = (left - factor[m].square()).clamp_(min=0).index_fill_(0, pivot, 0)
+            known = factor[:m, pivot].mT
+            torch.addmm(prior_row(pivot), known, factor[:m], alpha=-1, out=factor[here]).mul_(top.rsqrt())
+            left.addcmul_(factor[m], factor[m], value=-1).clamp_(min=0).index_fill_(0, pivot, 0)
         n_chosen = int(stops.int().argmax()) if bool(stops.any()) else M
         share = float(sums[n_chosen] / prior.sum().clamp(min=torch.finfo(prior.dtype).tiny))
     # A kernel that vanishes everywhere (no token has a feature): any row will do.

@@ -108,22 +108,22 @@ def _on_bound(
     V = examples.n_labels
     part = _cropped(examples.part(sample(examples, most, generator)), most)
     tokens = flat_tokens([plan.split.node.select(rows) for rows in part.rows])
-    kernel = _kernel(options, plan, tokens)
+    device, structure = plan.device.value, plan.structure.value
+    kernel = _kernel(options, plan, tokens).to(device)
     dense, columns = split_kernel(kernel)[1:]
     if start.parameters:
         start.give(dense)
     # All rows: inducing inputs that are enough under one length-scale leave much open under a shorter one.
     dense.whole = True
-    dense.place(tokens[:, columns].unique(dim=0))
+    dense.place(tokens[:, columns].unique(dim=0).to(device))
     node = DenseWeights(kernel, (V,), start.basis)
     table = Table(plan.transition_labels(V), start.transition_sd)
     node.learns_shape = True
     data = part.rows, part.y, part.encoder.pad_row, BATCH_TOKENS, part.weights
     batches = [plan.split(batch) for batch in make_batches(*data)]
     posterior = Posterior({"node": node, "next": table})
-    device, structure = plan.device.value, plan.structure.value
     history = train(posterior, structure, batches, optimizer, "a pilot", device=device, generator=generator)
-    pilot = Pilot(None if start.basis is None else node.basis, table.prior_sd, len(tokens), history)
+    pilot = Pilot(None if start.basis is None else node.basis.cpu(), table.prior_sd, len(tokens), history)
     return DenseShape("bound", _parameters(dense), pilot.basis, pilot.transition_sd, pilot)
 
 
@@ -133,20 +133,19 @@ def by_regression(
     """The shape learned by regression on at most ``REGRESSION_TOKENS`` tokens. Cost: some 25 times N^3."""
     known = [(rows[y >= 0], y[y >= 0]) for rows, y in zip(examples.rows, examples.y, strict=True)]
     known = [(plan.split.node.select(rows), y) for rows, y in known if len(y)]
-    kernel = _kernel(options, plan, flat_tokens([rows for rows, _ in known]))
-    dense, columns = split_kernel(kernel)[1:]
+    tokens, lengths = flat_tokens([rows for rows, _ in known]), [len(y) for _, y in known]
     device = plan.device.value
-    dense.to(device)
-    x = [torch.from_numpy(rows)[:, columns].to(device) for rows, _ in known]
-    before = dense.mean_variance(torch.cat(x))
+    dense, columns = split_kernel(_kernel(options, plan, tokens).to(device))[1:]
+    x = tokens[:, columns].to(device)
+    before = dense.mean_variance(x)
     for parameter in dense.free_parameters():
         parameter.requires_grad_(True)
-    labels = [torch.from_numpy(y).to(device) for _, y in known]
-    relaxation = learn_shape(dense, x, labels, generator, REGRESSION_TOKENS)
+    labels = torch.from_numpy(np.concatenate([y for _, y in known])).to(device)
+    given = x.split(lengths), labels.split(lengths)
+    relaxation = learn_shape(dense, *given, generator, REGRESSION_TOKENS)
     dense.requires_grad_(False)
     # The size of a regression function says nothing about the size of a score.
-    dense.log_scale.add_((before / dense.mean_variance(torch.cat(x))).log())
-    dense.to("cpu")
+    dense.log_scale.add_((before / dense.mean_variance(x)).log())
     basis = _basis(plan, examples)
     return DenseShape("regression", _parameters(dense), basis, plan.transition_sd, relaxation=relaxation)
 
@@ -172,4 +171,4 @@ def _basis(plan: Plan, examples: Examples) -> Tensor | None:
 
 
 def _parameters(dense: DenseKernel) -> dict[str, Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in dense.named_parameters()}
+    return {name: parameter.detach().clone().cpu() for name, parameter in dense.named_parameters()}

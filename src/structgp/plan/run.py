@@ -109,6 +109,7 @@ class Fit:
         left = self.start.open_variance
         with in_processes(plan, self.examples) as foreseen:
             history = self.train(plan, callback, kept)
+        self.start.posterior.to("cpu")
         if history.stopped == "limit":
             warnings.warn(
                 f"the {history.optimizer} optimiser stopped after {len(history.steps)} steps, before "

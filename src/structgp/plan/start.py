@@ -211,7 +211,8 @@ def _dense_start(
 ) -> Start:
     """The posterior over weights of dense features, under a kernel of that shape, with the inducing inputs
     of its smooth part picked."""
-    dense, columns = split_kernel(kernel)[1:]
+    device = plan.device.value  # roots are large: they are made where they are needed
+    dense, columns = split_kernel(kernel.to(device))[1:]
     shape.give(dense)
     residual, R = 0.0, examples.n_labels if shape.basis is None else shape.basis.shape[1]
     dense.whole = dense.linear and len(tokens) < dense.n_columns
@@ -220,11 +221,11 @@ def _dense_start(
         work = MOST_NYSTROM_WORK * (TRIAL_SHARE if plan.trial else 1.0)
         most = int(min(MOST_NYSTROM, max(1, work / (R * len(tokens))) ** 0.5, (MOST_ROOTS / R) ** 0.5))
         size = 1.0 if shape.basis is None else float(shape.basis.square().sum(1).mean())
-        residual = pick_nystrom(dense, tokens[:, columns], most, size, seed=seed)
+        residual = pick_nystrom(dense, tokens[:, columns].to(device), most, size, seed=seed)
         picked = Choice(dense.n_inducing, "as many as the variance left open asks for")
     node = DenseWeights(kernel, (examples.n_labels,), shape.basis)
     plan = replace(plan, n_inducing=picked, shape=shape)
-    posterior = _posterior(node, plan, examples, shape.transition_sd)
+    posterior = _posterior(node, plan, examples, shape.transition_sd).to(device)
     return Start(posterior, plan, shape.relaxation, shape.pilot, residual)
 
 

@@ -101,9 +101,10 @@ class DenseWeights(Block):
         self.n_loose = ends[-1] if ends else 0
         self.constants = [*(end - 1 for end in ends), self.n_loose]
         self.n_values, R, F = self.n_loose + dense.n_features, self.n_functions, dense.n_features
-        self.m = nn.Parameter(torch.zeros((R, self.n_values), dtype=torch.float64))
-        self.factor = nn.Parameter(torch.ones((R, self.n_loose), dtype=torch.float64))
-        self.root = nn.Parameter(torch.eye(F, dtype=torch.float64).repeat(R, 1, 1))
+        like: dict[str, Any] = {"dtype": torch.float64, "device": dense.log_scale.device}
+        self.m = nn.Parameter(torch.zeros((R, self.n_values), **like))
+        self.factor = nn.Parameter(torch.ones((R, self.n_loose), **like))
+        self.root = nn.Parameter(torch.eye(F, **like).repeat(R, 1, 1))
 
     @classmethod
     def size(

@@ -82,9 +82,9 @@ def _reach(kernel: Kernel) -> float | None:
 def _is_wide(x1: Tensor, x2: Tensor, reach: float) -> bool:
     if not (x1.numel() and x2.numel()):
         return False
-    x1, x2 = x1.detach(), x2.detach()
-    middle = x1.mean(-2, keepdim=True)  # GPyTorch's own
-    return any(float((x - middle).square().sum(-1).amax()) > reach**2 for x in (x1, x2))
+    middle = x1.detach().mean(-2, keepdim=True)  # GPyTorch's own
+    each = (x1,) if x1 is x2 else (x1, x2)
+    return any(float((x.detach() - middle).square().sum(-1).amax()) > reach**2 for x in each)
 
 
 def _wide_covariance(kernel: Kernel, x1: Tensor, x2: Tensor, reach: float) -> Tensor:

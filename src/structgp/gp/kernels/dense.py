@@ -253,11 +253,13 @@ class DenseKernel(Kernel):
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **_: Any) -> Tensor:
         scale = self.log_scale.exp()
-        left, right = self.scaled(x1), self.scaled(x2)
+        left = self.scaled(x1)
+        right = left if x2 is x1 else self.scaled(x2)
         product = (left * right).sum(-1) if diag else left @ right.mT
         total = scale[0] + (scale[1] / self.n_varying * product if self.linear else 0 * product)
         if self.smooth is not None:
-            left, right = left / self.log_length.exp(), right / self.log_length.exp()
+            near = left / self.log_length.exp()
+            far = near if right is left else right / self.log_length.exp()
             value = elementwise if diag else covariance
-            total = total + scale[2] * value(self.smooth, left, right)
+            total = total + scale[2] * value(self.smooth, near, far)
         return total
