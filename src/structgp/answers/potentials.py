@@ -78,6 +78,15 @@ def mean(posterior: Posterior) -> Draws:
         return Draws(posterior, tuple(block.mean_draw() for block in posterior.blocks))
 
 
+def spread_out(S: int, n: int) -> Tensor:
+    """Places of at most n of S draws, spread evenly. A draw and its mirror image, S / 2 places later, stay
+    together."""
+    if n >= S:
+        return torch.arange(S)
+    half = torch.arange(0, S // 2, -(-(S // 2) // max(1, n // 2)))
+    return torch.cat([half, half + S // 2])
+
+
 def _is_sound(scores: Tensor) -> bool:
     return not scores.numel() or all(-LARGEST_SCORE <= float(v) <= LARGEST_SCORE for v in scores.aminmax())
 
@@ -167,14 +176,12 @@ class Potentials:
 
     def fewer(self, n: int) -> Potentials:
         """At most n of the draws, in place of all. Draws that known labels make improbable go first; if all
-        draws count alike, a draw and its mirror image, S / 2 places later, stay together."""
+        draws count alike, the rest is ``spread_out``."""
         S = self.n_draws
         if n >= S:
             return self
-        if bool((self.share == self.share[:1]).all()):
-            half = torch.arange(0, S // 2, -(-(S // 2) // max(1, n // 2)))
-            places = torch.cat([half, half + S // 2])
-        else:
+        places = spread_out(S, n)
+        if not bool((self.share == self.share[:1]).all()):
             places = self.share.amax(1).topk(n).indices.sort().values
         share = self.share[places]
         share = share / share.sum(0).clamp(min=torch.finfo(share.dtype).tiny)

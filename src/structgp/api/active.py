@@ -23,6 +23,7 @@ from scipy.special import entr
 from torch import Tensor
 
 from structgp.answers.ask import Asked
+from structgp.answers.potentials import spread_out
 from structgp.api.diverse import most_diverse
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.data.examples import as_list
@@ -125,11 +126,11 @@ def _batch(asked: Asked, n: int, price: np.ndarray) -> list[int]:
     there = [i for i, rows in enumerate(asked.rows) if len(rows)]
     likely = sorted(there, key=lambda i: -alone[i])[: max(CANDIDATES * n, FEWEST_CANDIDATES)]
     S = max(1, asked.question.n_draws + asked.question.n_draws % 2)  # draws come with their mirror images
-    every = -(-S // SIMILARITY_DRAWS)
-    questions = torch.zeros((len(likely), (-(-S // every)) ** 2))
+    some = spread_out(S, SIMILARITY_DRAWS)
+    questions = torch.zeros((len(likely), len(some) ** 2))
     for i, p in asked.some(likely).draw_marginals():
         if len(p) == S:  # a very long sequence has fewer draws: it counts as similar to no other
-            questions[i] = _question(p[::every])
+            questions[i] = _question(p[some])
     return [likely[k] for k in _greedy(torch.from_numpy(alone[likely]), questions, n)]
 
 
