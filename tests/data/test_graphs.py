@@ -64,6 +64,11 @@ def test_what_cannot_be_declared(make: Any, says: str) -> None:
         (Graph(NODES, edges={"x": [(1, 1)]}), edges("x"), "joins a node with itself"),
         (Graph(NODES, edges={"x": [(0, 1), (2,)]}), edges("x"), "not rows of 2 numbers"),
         (Graph(NODES, edges={"y": [(0, 1)]}), edges("x"), r"X\[0\]\.edges\['y'\]: .*has edges named 'x'"),
+        (
+            Graph(NODES, edges={"x": [(0, 1)]}, features={"z": [[0.5]]}),
+            edges("x"),
+            r"X\[0\]\.features\['z'\]: .*has edges named 'x'",
+        ),
         (Graph(NODES, edges={"x": []}), edges("x"), "no example has edges 'x'; pass some"),
         (Graph(NODES, edges=None), edges("x"), "no example has edges 'x'"),
     ],

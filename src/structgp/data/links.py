@@ -117,15 +117,16 @@ class GraphSplit:
         return Links(tuple(found), tuple(own))
 
     def _check_names(self, shape: Shape, place: str) -> None:
-        """InputError for edges that have another name than those of the structure: it may be misspelt. A
-        structure without edges leaves out all of them."""
+        """InputError for edges, or features of edges, that have another name than those of the structure:
+        it may be misspelt. A structure without edges leaves out all of them."""
         known = [t.key for t in self.spec.templates if t.rule == "edge"]
-        given = {} if shape.graph is None or not known else shape.graph.edges
-        strange = [name for name, rows in given.items() if name not in known and length_of(rows)]
-        if strange:
-            problem = f"the structure {self.spec} has edges named {', '.join(map(repr, known))}"
-            remedy = "rename these, declare them, or leave them out"
-            raise InputError(f"{place}.edges[{strange[0]!r}]", problem, remedy)
+        for what in ("edges", "features") if shape.graph is not None and known else ():
+            given = getattr(shape.graph, what)
+            strange = [name for name, rows in given.items() if name not in known and length_of(rows)]
+            if strange:
+                problem = f"the structure {self.spec} has edges named {', '.join(map(repr, known))}"
+                remedy = "rename these, declare them, or leave them out"
+                raise InputError(f"{place}.{what}[{strange[0]!r}]", problem, remedy)
 
     def _tuples(self, template: Any, rows: np.ndarray, shape: Shape, n: int, place: str) -> np.ndarray:
         a = template.labels
