@@ -1,11 +1,12 @@
 """Parts of speech and chunks from words alone: both at once in two layers, or one after the other.
 
-    python -m experiments.two_layers --data DIR [--fold K ...] [--method NAME ...]
+    python -m experiments.two_layers --data DIR [--fold K ...] [--method NAME ...] [--within]
 
 The data are the paper's five folds of the chunking columns, without the second column (parts of speech) as
 a feature. 'words' finds chunks from the words alone; 'cascade' finds parts of speech first and gives them
 to the chunker as features, in training as predicted by models that have not seen the sentence; 'layers' is
-one model of both labels. Figures are those of chunks. Rows go to results/two_layers.jsonl.
+one model of both labels. Figures are those of chunks. With --within, test data are left out: each third of a
+fold's training sentences is predicted from the other two. Rows go to results/two_layers.jsonl.
 """
 
 from __future__ import annotations
@@ -115,13 +116,12 @@ class Cascade:
 class Layers:
     """Both labels in one model."""
 
-    def __init__(self, program: str = "auto") -> None:
-        self.program = program
+    def __init__(self, program: str = "auto", ties: Sequence[int] = (0,)) -> None:
+        self.spec = layers(pos=chain(), chunk=chain(), ties=ties).using(program)
 
     def fit(self, X: list[Tokens], tags: Labels, y: Labels) -> Layers:
-        spec = layers(pos=chain(), chunk=chain()).using(self.program)
         both: Any = [{"pos": a, "chunk": b} for a, b in zip(tags, y, strict=True)]
-        self.model = StructuredGPClassifier(structure=spec, decode="accuracy").fit(X, both)
+        self.model = StructuredGPClassifier(structure=self.spec, decode="accuracy").fit(X, both)
         return self
 
     def marginals(self, X: list[Tokens]) -> Any:
@@ -134,6 +134,7 @@ METHODS: dict[str, Callable[[], Any]] = {
     "cascade": Cascade,
     "layers": Layers,
     "layers by the bound": lambda: Layers("reweighted"),
+    "layers with more ties": lambda: Layers(ties=(0, 1)),
 }
 
 
@@ -142,6 +143,12 @@ def load(data: str | None) -> tuple[list[Tokens], Labels, Labels, Any]:
     suite = columns_suite("chunking", data)
     X = [features([row[0] for row in rows]) for rows in suite.X]
     return X, [[row[1] for row in rows] for rows in suite.X], suite.y, suite.folds
+
+
+def thirds(train: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """For each third of the sentences, drawn at random: the other two, and this one."""
+    parts = np.array_split(np.random.default_rng(0).permutation(train), 3)
+    return [(np.setdiff1d(train, part).tolist(), sorted(part.tolist())) for part in parts]
 
 
 def run(
@@ -166,15 +173,18 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", help="folder of the paper's data (default: STRUCTGP_DATA)")
     parser.add_argument("--method", nargs="+", choices=METHODS, default=["words", "cascade", "layers"])
     parser.add_argument("--fold", nargs="+", type=int, choices=range(5), default=range(5))
+    parser.add_argument("--within", action="store_true", help="predict thirds of the training sentences")
     options = parser.parse_args(words)
     X, tags, y, folds = load(options.data)
     print(f"{'method':<22}{'error %':>10}{'NLL':>10}{'fit s':>10}{'CPU s':>10}")
     for name in options.method:
         rows = []
         for k in options.fold:
-            rows.append({"method": name, "fold": k} | run(METHODS[name](), X, tags, y, *folds[k]))
-            keep("two_layers", rows[-1])
-            _tell(f"{name} {k}", rows[-1:])
+            for parts in thirds(folds[k][0]) if options.within else [folds[k]]:
+                about = {"method": name, "fold": k, "within": options.within}
+                rows.append(about | run(METHODS[name](), X, tags, y, *parts))
+                keep("two_layers", rows[-1])
+                _tell(f"{name} {k}", rows[-1:])
         _tell(name, rows)
 
 

@@ -187,6 +187,14 @@ def test_chunks_of_generated_sentences(method: str) -> None:
     assert np.isfinite(row["nll"])
 
 
+def test_each_third_is_predicted_from_the_other_two() -> None:
+    parts = two_layers.thirds([3, 5, 8, 9, 11, 12, 20])
+    assert sorted(i for _, left_out in parts for i in left_out) == [3, 5, 8, 9, 11, 12, 20]
+    for rest, left_out in parts:
+        assert sorted(rest + left_out) == [3, 5, 8, 9, 11, 12, 20]
+        assert len(left_out) in (2, 3)
+
+
 def test_tags_around_a_word_are_features() -> None:
     (found,) = two_layers.with_tags([two_layers.features(["the", "dog"])], [["DT", "NN"]])
     assert (found[0]["tag+0"], found[0]["tag+1"], found[1]["tags-1"]) == ("DT", "NN", "DT NN")
