@@ -176,12 +176,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--within", action="store_true", help="predict thirds of the training sentences")
     options = parser.parse_args(words)
     X, tags, y, folds = load(options.data)
-    print(f"{'method':<22}{'error %':>10}{'NLL':>10}{'fit s':>10}{'CPU s':>10}")
+    print(f"{'method':<26}{'error %':>10}{'NLL':>10}{'fit s':>10}{'CPU s':>10}")
     for name in options.method:
         rows = []
         for k in options.fold:
-            for parts in thirds(folds[k][0]) if options.within else [folds[k]]:
-                about = {"method": name, "fold": k, "within": options.within}
+            for n, parts in enumerate(thirds(folds[k][0]) if options.within else [folds[k]]):
+                about = {"method": name, "fold": k} | ({"third": n} if options.within else {})
                 rows.append(about | run(METHODS[name](), X, tags, y, *parts))
                 keep("two_layers", rows[-1])
                 _tell(f"{name} {k}", rows[-1:])
@@ -192,7 +192,7 @@ def _tell(name: str, rows: list[dict[str, Any]]) -> None:
     error, nll, seconds, cpu = (
         np.mean([r[k] for r in rows]) for k in ("error", "nll", "seconds", "cpu_seconds")
     )
-    print(f"{name:<22}{error:>10.2f}{nll:>10.4f}{seconds:>10.0f}{cpu:>10.0f}", flush=True)
+    print(f"{name:<26}{error:>10.2f}{nll:>10.4f}{seconds:>10.0f}{cpu:>10.0f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -721,7 +721,7 @@ def test_spans_of_long_examples_average_over_fewer_draws(
     monkeypatch.setattr(Declared, "walk", counting)
     fewer = model.predict_spans(X), model.predict_marginals(X)
     assert asked
-    assert set(asked) == {32}
+    assert set(asked) == {40}
     assert fewer[1] == all_draws[1]
     for a, b in zip(all_draws[0], fewer[0], strict=True):
         p, q = ({span[:3]: span[3] for span in found} for found in (a, b))

@@ -12,6 +12,7 @@ from structgp import (
     Graph,
     InputError,
     Prior,
+    StructgpWarning,
     StructuredGPClassifier,
     chain,
     edges,
@@ -65,9 +66,9 @@ def test_what_cannot_be_declared(make: Any, says: str) -> None:
         (Graph(NODES, edges={"x": [(0, 1), (2,)]}), edges("x"), "not rows of 2 numbers"),
         (Graph(NODES, edges={"y": [(0, 1)]}), edges("x"), r"X\[0\]\.edges\['y'\]: .*has edges named 'x'"),
         (
-            Graph(NODES, edges={"x": [(0, 1)]}, features={"z": [[0.5]]}),
-            edges("x"),
-            r"X\[0\]\.features\['z'\]: .*has edges named 'x'",
+            Graph(NODES, edges={"x": [(0, 1)]}, features={"x": [[0.5]], "z": [[0.5]]}),
+            edges("x", features=True),
+            r"X\[0\]\.features\['z'\]: .*has features of edges named 'x'",
         ),
         (Graph(NODES, edges={"x": []}), edges("x"), "no example has edges 'x'; pass some"),
         (Graph(NODES, edges=None), edges("x"), "no example has edges 'x'"),
@@ -76,6 +77,13 @@ def test_what_cannot_be_declared(make: Any, says: str) -> None:
 def test_errors_name_example_and_remedy(graph: Graph, structure: Any, says: str) -> None:
     with pytest.raises(InputError, match=says):
         fitted(structure, [graph], [["A", "B", "A"]])
+
+
+def test_features_that_the_structure_does_not_use() -> None:
+    graph = Graph(NODES, edges={"x": [(0, 1), (1, 2)], "y": None}, features={"x": [[0.5], [1.0]]})
+    with pytest.warns(StructgpWarning, match=r"features of edges 'x' are not used; .*features=True"):
+        model = fitted(edges("x"), [graph], [["A", "B", "A"]])
+    assert model.predict([graph]) == [["A", "B", "A"]]
 
 
 def test_edges_may_be_a_set() -> None:

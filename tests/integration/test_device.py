@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -23,6 +24,7 @@ from structgp import (
     layers,
 )
 from structgp.gp.inducing_inputs import choose_inducing
+from structgp.inference.checkpoint import Checkpoint
 from structgp.inference.lbfgs import climb_down, descend, minimize
 from structgp.plan.options import NAMED
 
@@ -166,10 +168,16 @@ def vectors(n: int, seed: int) -> tuple[list[list[dict]], list[list[str]]]:
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("form", ["beside templates", "alone", "layers", "early stopping", "checkpoint"])
-def test_vectors(form, tmp_path):
+def test_vectors(form, tmp_path, monkeypatch):
     """Their weights are made on the device, and are on the host when the fit has ended."""
     (X, y), (X_dev, y_dev) = vectors(80, 0), vectors(40, 1)
-    given, fit = {}, {}
+    given, fit, steps = {}, {}, []
+
+    def killed(info):
+        if info.iteration == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("structgp.plan.run.Checkpoint", partial(Checkpoint, seconds=0.0))
     if form == "alone":
         X, X_dev = ([np.array([t["vector"] for t in x]) for x in some] for some in (X, X_dev))
     if form == "layers":
@@ -180,10 +188,14 @@ def test_vectors(form, tmp_path):
     losses = {}
     for device in ("cpu", "cuda"):
         if form == "checkpoint":
-            fit = {"checkpoint": tmp_path / device}
-            begun = StructuredGPClassifier(device=device)
-            begun.fit(X, y, callback=lambda info: info.iteration == 2, **fit)
+            fit = {"checkpoint": tmp_path / device, "callback": killed}
+            with pytest.raises(KeyboardInterrupt):
+                StructuredGPClassifier(device=device).fit(X, y, **fit)
+            assert fit["checkpoint"].exists()
+            steps.clear()
+            fit["callback"] = lambda info: steps.append(info.iteration)
         model = StructuredGPClassifier(**given, device=device).fit(X, y, **fit)
+        assert steps[:1] == ([2] if form == "checkpoint" else [])
         assert {t.device.type for t in model.model_.posterior.state_dict().values()} == {"cpu"}
         losses[device] = -np.mean(model.sequence_log_probs(X_dev, y_dev))
         here = np.concatenate(model.ask(X_dev).marginals())

@@ -79,11 +79,12 @@ def mean(posterior: Posterior) -> Draws:
 
 
 def spread_out(S: int, n: int) -> Tensor:
-    """Places of at most n of S draws, spread evenly. A draw and its mirror image, S / 2 places later, stay
-    together."""
+    """Places of n of S draws, spread evenly; one fewer if n is odd, but at least two. A draw and its mirror
+    image, S / 2 places later, stay together."""
     if n >= S:
         return torch.arange(S)
-    half = torch.arange(0, S // 2, -(-(S // 2) // max(1, n // 2)))
+    pairs = max(1, n // 2)
+    half = torch.arange(pairs) * (S // 2) // pairs
     return torch.cat([half, half + S // 2])
 
 
@@ -180,8 +181,9 @@ class Potentials:
         S = self.n_draws
         if n >= S:
             return self
-        places = spread_out(S, n)
-        if not bool((self.share == self.share[:1]).all()):
+        if bool((self.share == self.share[:1]).all()):
+            places = spread_out(S, n)
+        else:
             places = self.share.amax(1).topk(n).indices.sort().values
         share = self.share[places]
         share = share / share.sum(0).clamp(min=torch.finfo(share.dtype).tiny)

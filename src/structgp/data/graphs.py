@@ -30,12 +30,12 @@ class Graph:
 
     def __post_init__(self) -> None:
         for name in ("edges", "features"):
-            given = getattr(self, name)
-            if given is None:
-                object.__setattr__(self, name, {})
-            elif not isinstance(given, Mapping):
+            found = getattr(self, name)
+            given = {} if found is None else found
+            if not isinstance(given, Mapping):
                 problem = f"expected a dict by name, got a {type(given).__name__}"
                 raise InputError(f"Graph.{name}", problem, f"pass {name}={{name: rows}}")
+            object.__setattr__(self, name, {k: rows for k, rows in given.items() if rows is not None})
 
     def __len__(self) -> int:
         return length_of(self.nodes)

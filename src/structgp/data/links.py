@@ -18,7 +18,7 @@ from structgp.data.encode import FeatureEncoder
 from structgp.data.graphs import Shape, edges_of, length_of, parents_of
 from structgp.data.layout import GraphLayout, Tuples
 from structgp.data.vocabulary import RowLayout
-from structgp.errors import InputError
+from structgp.errors import InputError, warn_caller
 
 
 @dataclass(frozen=True)
@@ -118,15 +118,17 @@ class GraphSplit:
 
     def _check_names(self, shape: Shape, place: str) -> None:
         """InputError for edges, or features of edges, that have another name than those of the structure:
-        it may be misspelt. A structure without edges leaves out all of them."""
-        known = [t.key for t in self.spec.templates if t.rule == "edge"]
-        for what in ("edges", "features") if shape.graph is not None and known else ():
-            given = getattr(shape.graph, what)
+        it may be misspelt. A structure without edges, or without features of theirs, leaves out all."""
+        edges = [t for t in self.spec.templates if t.rule == "edge"]
+        own = [t for t in edges if t.ends == "own"]
+        parts = ("edges", "edges", edges), ("features", "features of edges", own)
+        for field, what, templates in parts if shape.graph is not None else ():
+            known, given = [t.key for t in templates], getattr(shape.graph, field)
             strange = [name for name, rows in given.items() if name not in known and length_of(rows)]
-            if strange:
-                problem = f"the structure {self.spec} has edges named {', '.join(map(repr, known))}"
+            if known and strange:
+                problem = f"the structure {self.spec} has {what} named {', '.join(map(repr, known))}"
                 remedy = "rename these, declare them, or leave them out"
-                raise InputError(f"{place}.{what}[{strange[0]!r}]", problem, remedy)
+                raise InputError(f"{place}.{field}[{strange[0]!r}]", problem, remedy)
 
     def _tuples(self, template: Any, rows: np.ndarray, shape: Shape, n: int, place: str) -> np.ndarray:
         a = template.labels
@@ -271,12 +273,16 @@ def _padded_rows(rows: Sequence[np.ndarray], view: RowLayout, n: int) -> Tensor:
 
 
 def check_edges(spec: Any, shapes: Sequence[Shape]) -> None:
-    """InputError if the structure declares edges of a name that no example has."""
+    """InputError if the structure declares edges of a name that no example has; a warning if these have
+    features that it does not use."""
     graphs = [shape.graph for shape in shapes if shape.graph is not None]
     there = {name for graph in graphs for name, rows in graph.edges.items() if length_of(rows)}
     for template in spec.templates:
-        if template.rule == "edge" and template.key not in there:
-            raise InputError("X", f"no example has edges {template.key!r}", "pass some, or declare none")
+        name = template.key
+        if template.rule == "edge" and name not in there:
+            raise InputError("X", f"no example has edges {name!r}", "pass some, or declare none")
+        if template.rule == "edge" and template.ends != "own" and any(name in g.features for g in graphs):
+            warn_caller(f"features of edges {name!r} are not used; edges({name!r}, features=True) uses them")
 
 
 def own_encoders(spec: Any, shapes: Sequence[Shape]) -> dict[str, FeatureEncoder]:

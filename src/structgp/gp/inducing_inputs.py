@@ -119,11 +119,11 @@ def choose_inducing(
         left = prior.clone()
         M = min(most, len(rows))
         prior_row = _prior_rows(kernel, rows)
-        factor = rows.new_zeros((M, len(rows)))
+        factor = prior.new_zeros((M, len(rows)))
         picks = 1 if rows.device.type == "cpu" else PICKS_PER_LOOK
         pivots = torch.zeros(M + 1, dtype=torch.long, device=rows.device)
         # Before each pick: the sum of the variances left at all rows, and the largest.
-        sums, tops = rows.new_full((M + 1,), torch.inf), rows.new_full((M + 1,), torch.inf)
+        sums, tops = prior.new_full((M + 1,), torch.inf), prior.new_full((M + 1,), torch.inf)
         least_sum, least_top = enough * prior.sum(), tolerance * prior.max()
         for m in range(M + 1):
             # Few operations, none of which fetches a number: a GPU spends its time on starting them.

@@ -26,6 +26,7 @@ from structgp.gp.families.dense_weights import split_kernel
 from structgp.gp.kernels import DenseKernel
 from structgp.gp.kernels.build import build_kernel
 from structgp.inference import SecondOrder
+from structgp.inference.distributed import local_device
 from structgp.inference.loop import make_batches, train
 from structgp.plan.choices import tells_words_apart
 from structgp.plan.options import Options
@@ -108,7 +109,7 @@ def _on_bound(
     V = examples.n_labels
     part = _cropped(examples.part(sample(examples, most, generator)), most)
     tokens = flat_tokens([plan.split.node.select(rows) for rows in part.rows])
-    device, structure = plan.device.value, plan.structure.value
+    device, structure = local_device(plan.device.value), plan.structure.value
     kernel = _kernel(options, plan, tokens).to(device)
     dense, columns = split_kernel(kernel)[1:]
     if start.parameters:
@@ -134,7 +135,7 @@ def by_regression(
     known = [(rows[y >= 0], y[y >= 0]) for rows, y in zip(examples.rows, examples.y, strict=True)]
     known = [(plan.split.node.select(rows), y) for rows, y in known if len(y)]
     tokens, lengths = flat_tokens([rows for rows, _ in known]), [len(y) for _, y in known]
-    device = plan.device.value
+    device = local_device(plan.device.value)
     dense, columns = split_kernel(_kernel(options, plan, tokens).to(device))[1:]
     x = tokens[:, columns].to(device)
     before = dense.mean_variance(x)

@@ -152,7 +152,7 @@ class Fit:
         kept: Keeper | None = None,
         on_fresh_draws: bool = True,
     ) -> History:
-        """Fits the posterior in place, without warnings."""
+        """Fits the posterior in place, without warnings; it stays on the device where it was."""
         fit = self
         if self.start.within is not None:
             assert isinstance(self.examples, Examples)

@@ -40,6 +40,7 @@ from structgp.gp.families.weights import symmetric_basis
 from structgp.gp.kernels import DenseKernel, RelevanceKernel, variance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.build import KernelChoice, build_kernel, relevance_kernel, rescale
+from structgp.inference.distributed import local_device
 from structgp.plan.choices import NO_INDUCING, Choice
 from structgp.plan.dense_shape import DenseShape, by_bound
 from structgp.plan.options import Options
@@ -74,7 +75,8 @@ INDUCING_CANDIDATES = 8_000
 
 @dataclass(frozen=True)
 class Start:
-    """The start of a fit. posterior : where the fit begins. plan : with the form of the covariances
+    """The start of a fit. posterior : where the fit begins; on the device of the fit where features are
+    dense, else on the host. plan : with the form of the covariances
     settled. residual : share of the prior variance that inducing inputs leave open; in weight space, share
     of the smooth part's variance. within : the start of the only part of the model that is fitted, with the
     same blocks; None where all of it is fitted."""
@@ -188,7 +190,8 @@ def _graph_start(options: Options, plan: Plan, examples: Examples, generator: to
     plan = replace(
         first.plan, spec=plan.spec, split=split, structure=plan.structure, transition_sd=plan.transition_sd
     )
-    return Start(Posterior(blocks), plan, first.relaxation, first.pilot, first.residual)
+    posterior = Posterior(blocks).to(first.posterior.node.m.device)
+    return Start(posterior, plan, first.relaxation, first.pilot, first.residual)
 
 
 def tuple_tokens(k: int, examples: Examples) -> Tensor:
@@ -211,7 +214,7 @@ def _dense_start(
 ) -> Start:
     """The posterior over weights of dense features, under a kernel of that shape, with the inducing inputs
     of its smooth part picked."""
-    device = plan.device.value  # roots are large: they are made where they are needed
+    device = local_device(plan.device.value)  # roots are large: they are made where they are needed
     dense, columns = split_kernel(kernel.to(device))[1:]
     shape.give(dense)
     residual, R = 0.0, examples.n_labels if shape.basis is None else shape.basis.shape[1]
@@ -221,7 +224,7 @@ def _dense_start(
         work = MOST_NYSTROM_WORK * (TRIAL_SHARE if plan.trial else 1.0)
         most = int(min(MOST_NYSTROM, max(1, work / (R * len(tokens))) ** 0.5, (MOST_ROOTS / R) ** 0.5))
         size = 1.0 if shape.basis is None else float(shape.basis.square().sum(1).mean())
-        residual = pick_nystrom(dense, tokens[:, columns].to(device), most, size, seed=seed)
+        residual = pick_nystrom(dense, tokens[:, columns], most, size, seed=seed)
         picked = Choice(dense.n_inducing, "as many as the variance left open asks for")
     node = DenseWeights(kernel, (examples.n_labels,), shape.basis)
     plan = replace(plan, n_inducing=picked, shape=shape)
@@ -237,6 +240,7 @@ def pick_nystrom(dense: DenseKernel, rows: Tensor, most: int, size: float = 1.0,
     if len(rows) > NYSTROM_CANDIDATES:
         some = np.random.default_rng(seed).choice(len(rows), NYSTROM_CANDIDATES, replace=False)
         rows = rows[torch.from_numpy(some)]
+    rows = rows.to(dense.log_scale.device)
     kernel, inputs = (dense, rows) if dense.whole else (dense.smooth, dense.smooth_inputs(rows))
     size *= float(dense.nystrom_variance(rows).mean())
     chosen = choose_inducing(kernel, inputs, most, enough=OPEN_VARIANCE / size)
