@@ -1,4 +1,4 @@
-"""Shares out units of work, in compiled code or in torch, among as many threads as torch uses."""
+"""Shares out units of work, in loops compiled by numba or in torch, among as many threads as torch uses."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
+from importlib import import_module
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -56,6 +58,21 @@ def one_torch_thread() -> Iterator[None]:
         _threads.reset(token)
         with _lock:
             torch.set_num_threads(_found.pop())
+
+
+def if_numba(module: str, name: str | None = None) -> Callable[[], Any]:
+    """A function that returns a module of compiled loops, or what ``name`` is there; None if numba is not
+    installed, or does not work with the other packages. The module is imported at the first call."""
+
+    @cache
+    def found() -> Any:
+        try:
+            loops = import_module(module)
+        except (ImportError, OSError, RuntimeError, SystemError):
+            return None
+        return loops if name is None else getattr(loops, name)
+
+    return found
 
 
 def share(work: Callable[[int, int], Result], units: int, cost: int) -> list[Result]:

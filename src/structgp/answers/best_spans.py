@@ -16,7 +16,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from structgp.answers.spans import Boundaries
 from structgp.data.schemes import Allowed
 from structgp.errors import InputError
 from structgp.evaluation import metrics
+from structgp.threads import if_numba
 
 Spans = Sequence[tuple[int, int, int, float]]
 
@@ -230,14 +231,7 @@ class SpanDecoder:
                 )
 
 
-@cache
-def _compiled_search() -> Any:
-    """``compiled_search.best_labellings``; None without numba."""
-    try:
-        from structgp.answers.compiled_search import best_labellings
-    except (ImportError, OSError, RuntimeError, SystemError):
-        return None
-    return best_labellings
+_compiled_search = if_numba("structgp.answers.compiled_search", "best_labellings")
 
 
 def expected_f1(each: Sequence[Sequence[tuple[int, int, Any, float]]]) -> tuple[float, float]:

@@ -282,7 +282,7 @@ def check_edges(spec: Any, shapes: Sequence[Shape]) -> None:
         if template.rule == "edge" and name not in there:
             raise InputError("X", f"no example has edges {name!r}", "pass some, or declare none")
         if template.rule == "edge" and template.ends != "own" and any(name in g.features for g in graphs):
-            warn_caller(f"features of edges {name!r} are not used; edges({name!r}, features=True) uses them")
+            warn_caller(f"features of edges {name!r} are not used; declare edges({name!r}, features=True)")
 
 
 def own_encoders(spec: Any, shapes: Sequence[Shape]) -> dict[str, FeatureEncoder]:

@@ -5,15 +5,13 @@ Letters as in ``gp.block``; N tokens.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from structgp.gp.kernels import active_features, weight_parts
+from structgp.threads import if_numba
 
 
 class TokenMoments:
@@ -62,12 +60,4 @@ class TokenMoments:
         return mean.numpy(), variance.numpy()
 
 
-@cache
-def compiled_moments() -> Any:
-    """The module of compiled loops; None if numba is not installed, or does not work with the other
-    packages that are."""
-    try:
-        from structgp.gp import compiled_moments as found
-    except (ImportError, OSError, RuntimeError, SystemError):
-        return None
-    return found
+compiled_moments = if_numba("structgp.gp.compiled_moments")

@@ -4,7 +4,7 @@ The batch's own site is taken out before a visit and put in anew after it. Lette
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from structgp.inference.batch_sites import LARGEST_SINGLE, Site
-from structgp.threads import share
+from structgp.threads import if_numba, share
 
 WORTH_COMPILING = 20_000
 """Size of a site (F R) from which compiled loops are used: tiny problems never wait for numba to start."""
@@ -103,14 +103,7 @@ class CompiledOthers:
         return float(found.sum())
 
 
-@cache
-def compiled_sites() -> Any:
-    """The module of compiled loops; None where numba is not installed, or does not work with what is."""
-    try:
-        from structgp.inference import compiled_sites as found
-    except (ImportError, OSError, RuntimeError, SystemError):
-        return None
-    return found
+compiled_sites = if_numba("structgp.inference.compiled_sites")
 
 
 def expected_log(precision: Tensor, linear: Tensor, mean: Tensor, square: Tensor) -> float:

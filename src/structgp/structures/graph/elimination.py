@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from typing import Any
 
@@ -22,6 +21,7 @@ from structgp.structures.graph.elimination_steps import total_by_steps
 from structgp.structures.graph.factor_graph import GraphProgram
 from structgp.structures.program import Scores
 from structgp.structures.semirings import LOG, Semiring
+from structgp.threads import if_numba
 
 __all__ = ["MOST_ENTRIES", "Cost", "Elimination", "cost", "entries_of"]
 
@@ -110,11 +110,4 @@ def _can_compile(scores: Scores, schedule: Schedule) -> bool:
     return enough and alike and f.device.type == "cpu" and compiled_loops() is not None
 
 
-@cache
-def compiled_loops() -> Any:
-    """The module of compiled loops; None if numba is not installed or does not work here."""
-    try:
-        from structgp.structures.graph import elimination_compiled
-    except (ImportError, OSError, RuntimeError, SystemError):
-        return None
-    return elimination_compiled
+compiled_loops = if_numba("structgp.structures.graph.elimination_compiled")

@@ -15,7 +15,7 @@ its place b N + n.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from structgp.structures.graph.cover import FLOOR, Solution, factors_of, is_shar
 from structgp.structures.graph.edge_rows import label_ranges
 from structgp.structures.graph.forests import levels
 from structgp.structures.program import Scores
+from structgp.threads import if_numba
 
 WORTH_COMPILING = 10_000
 """Smallest S B N V^2 at which compiled loops are used: tiny problems never wait for numba to start. Less
@@ -156,14 +157,7 @@ class PathCover:
         return [(self.plan.template == t).nonzero()[:, 0] for t in range(len(self.layout.tuples))]
 
 
-@cache
-def compiled_loops() -> Any:
-    """``path_compiled.solve_compiled``; None if numba is not installed or does not work here."""
-    try:
-        from structgp.structures.graph.path_compiled import solve_compiled
-    except (ImportError, OSError, RuntimeError, SystemError):
-        return None
-    return solve_compiled
+compiled_loops = if_numba("structgp.structures.graph.path_compiled", "solve_compiled")
 
 
 class PathSweeps:

@@ -9,7 +9,7 @@ Letters: as in ``layout``; P forests of all examples together.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from structgp.structures.graph.elimination import Elimination
 from structgp.structures.graph.factor_graph import by_tuple
 from structgp.structures.program import Scores
 from structgp.structures.semirings import LOG
+from structgp.threads import if_numba
 
 SMALLEST_STEP = 1e-3
 
@@ -29,14 +30,7 @@ WORTH_COMPILING = 10_000
 than for chains, since there are many sweeps."""
 
 
-@cache
-def compiled_loops() -> Any:
-    """``tree_compiled.solve_compiled``; None if numba is not installed or does not work here."""
-    try:
-        from structgp.structures.graph.tree_compiled import solve_compiled
-    except (ImportError, OSError, RuntimeError, SystemError):
-        return None
-    return solve_compiled
+compiled_loops = if_numba("structgp.structures.graph.tree_compiled", "solve_compiled")
 
 
 class TreeCover:

@@ -19,8 +19,6 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +26,7 @@ from torch import Tensor
 
 from structgp.structures.linear_chain.messages import Logs, steps_back
 from structgp.structures.masks import Rules
+from structgp.threads import if_numba
 
 N_DRAWS = 16
 """S, the number of draws. As many numbers in single precision fill a vector instruction."""
@@ -153,11 +152,4 @@ def reachable(follows: Tensor, starts: np.ndarray, ends: np.ndarray) -> tuple[np
     return before, behind
 
 
-@cache
-def compiled_averages() -> Any:
-    """``average_sequences``; None where numba is not installed, or does not work here."""
-    try:
-        from structgp.structures.linear_chain.compiled_averages import average_sequences
-    except (ImportError, OSError, RuntimeError, SystemError):
-        return None
-    return average_sequences
+compiled_averages = if_numba("structgp.structures.linear_chain.compiled_averages", "average_sequences")

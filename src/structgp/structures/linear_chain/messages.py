@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cache
 from typing import Any, Protocol, cast
 
 import torch
@@ -27,6 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from structgp.structures.linear_chain import fused
 from structgp.structures.masks import steps_to_anywhere
+from structgp.threads import if_numba
 
 # Largest log-ratio between numbers of one message that probability space is trusted with: about two
 # thirds of what the type can span, so that a product of two messages does not underflow either.
@@ -160,14 +160,7 @@ def widest(x: Tensor, dims: tuple[int, ...], lowest: Tensor | None = None) -> Te
     return width.masked_fill(top == -torch.inf, torch.inf).amax()
 
 
-@cache
-def compiled_loops() -> Any:
-    """The class ``Compiled``; None where numba is not installed, or does not work here."""
-    try:
-        from structgp.structures.linear_chain.compiled import Compiled
-    except (ImportError, OSError, RuntimeError, SystemError):
-        return None
-    return Compiled
+compiled_loops = if_numba("structgp.structures.linear_chain.compiled", "Compiled")
 
 
 def restricted_spread(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ and length, (S, K, L+1), or by the position where the span ends as well, (S, B, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from structgp.structures.linear_chain import messages as chain_messages
 from structgp.structures.segments.ages import recursion
 from structgp.structures.segments.span_scheme import SpanScheme
 from structgp.structures.semirings import LOG
+from structgp.threads import if_numba
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,4 @@ def _in_loops(f: Tensor, w: Tensor) -> bool:
     )
 
 
-@cache
-def _loops() -> Any:
-    """The module ``compiled_ages``; None where numba is not installed, or does not work here."""
-    try:
-        from structgp.structures.segments import compiled_ages
-    except (ImportError, OSError, RuntimeError, SystemError):
-        return None
-    return compiled_ages
+_loops = if_numba("structgp.structures.segments.compiled_ages")
