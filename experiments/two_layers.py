@@ -5,8 +5,8 @@
 The data are the paper's five folds of the chunking columns, without the second column (parts of speech) as
 a feature. 'words' finds chunks from the words alone; 'cascade' finds parts of speech first and gives them
 to the chunker as features, in training as predicted by models that have not seen the sentence; 'layers' is
-one model of both labels. Figures are those of chunks. With --within, test data are left out: each third of a
-fold's training sentences is predicted from the other two. Rows go to results/two_layers.jsonl.
+one model of both labels. Figures are those of chunks. With --within, test data are left out: each third of
+the training sentences of a fold is predicted from the other two. Rows go to results/two_layers.jsonl.
 """
 
 from __future__ import annotations

@@ -66,6 +66,14 @@ def test_scores_and_their_quantiles() -> None:
     assert nothing.f1 == nothing.precision == (0, 0, 0)
 
 
+def test_an_interval_contains_the_mean() -> None:
+    """Even where one draw of many has all the errors."""
+    counts = np.array([[0, 10, 10, 10]] * 99 + [[8, 10, 10, 2]])
+    found = expected_scores(counts, [20], 0.9)
+    assert found.error == pytest.approx((0.004, 0, 0.004))
+    assert found.f1 == pytest.approx((0.992, 0.992, 1))
+
+
 def test_errors_counted_in_cross_validation_move_what_is_expected() -> None:
     """As far as they are sure of it, and no further than draws leave it open."""
     rng = np.random.default_rng(1)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 
 import structgp
-from structgp import InputError, Prior, StructuredGPClassifier, metrics
+from structgp import InputError, Prior, StructgpWarning, StructuredGPClassifier, metrics
 from structgp.data.corpora import recipes
 from structgp.data.schemes import allowed, obeyed_scheme, scheme_of
 from structgp.plan.decisions import UNKNOWN_THRESHOLD
@@ -98,7 +99,8 @@ def test_nothing_is_adopted(corpus: Any, change: str) -> None:
         given = {"structure": type("Mine", (Chain,), {})()}
     if change == "other labels":
         y = [[label.replace("-", "_") for label in z] for z in y]
-    model = StructuredGPClassifier(**given).fit(X, y)
+    with pytest.warns(StructgpWarning, match="do not obey BIO") if change == "broken" else nullcontext():
+        model = StructuredGPClassifier(**given).fit(X, y)
     assert chosen(model, "constraints") is None
     assert model.model_.rules is None
     assert chosen(model, "decode") == ("accuracy" if change == "other labels" else "f1")
@@ -109,7 +111,8 @@ def test_partial_fit_goes_on_under_the_same_rules(corpus: Any) -> None:
     model = StructuredGPClassifier().partial_fit(X[:8], y[:8]).partial_fit(X[8:12], y[8:12])
     assert chosen(model, "constraints") == "BIO"
     broken = [["I-NAME", *z[1:]] for z in y[12:14]]
-    model.partial_fit(X[12:14], broken)
+    with pytest.warns(StructgpWarning, match="do not obey BIO"):
+        model.partial_fit(X[12:14], broken)
     assert chosen(model, "constraints") is None
     model.partial_fit(X[14:16], y[14:16])  # once given up, they stay so
     assert chosen(model, "constraints") is None

@@ -294,6 +294,22 @@ def test_order_and_company_do_not_matter(name, fits, test):
     np.testing.assert_allclose(array(with_long), array(marginals), atol=1e-9, rtol=0)
 
 
+def test_no_sequences_have_no_answers() -> None:
+    X, y = [[{"w": "a"}, {"w": "b"}]] * 4, [["A", "B"]] * 4
+    model = StructuredGPClassifier(prior=Prior(data_weight=1)).fit(X, y)
+    assert model.predict([]) == model.predict_marginals([]) == []
+
+
+def test_an_unknown_parameter_is_named_with_the_class() -> None:
+    with pytest.raises(TypeError, match=r"^StructuredGPClassifier\(\) got an unexpected .* 'kernal'"):
+        StructuredGPClassifier(kernal="linear")
+
+
+def test_a_string_is_not_a_sequence_of_tokens() -> None:
+    with pytest.raises(InputError, match=r"X\[0\]: expected a sequence of tokens, got a str"):
+        StructuredGPClassifier().fit(["two eggs"], [["A", "B"]])
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_sequences_of_no_and_of_one_token(name, fits, test):
     X = FORMS[name][0](test[0])

@@ -19,7 +19,7 @@ from structgp.data.batch import MISSING
 from structgp.data.encode import FeatureEncoder
 from structgp.data.labels import UNSEEN, LabelEncoder, check_labels
 from structgp.data.vocabulary import Block
-from structgp.errors import InputError
+from structgp.errors import InputError, StructgpWarning
 
 INFINITE = "replace NaN and infinite values"
 DENSE_TENSOR = "pass a dense tensor of floats, integers or flags"
@@ -234,6 +234,14 @@ def test_a_string_key_that_training_never_saw() -> None:
     assert only_templates.encode([{"w": "a", "other": "x"}]).tolist() == [[0]]
     with_attributes = FeatureEncoder().fit([[{"w": "a", "n": 1}]])
     assert with_attributes.encode([{"w": "a", "other": "x"}]).tolist() == [[0, 1, 1]]
+
+
+def test_a_key_that_may_be_misspelt() -> None:
+    encoder = FeatureEncoder().fit([[{"word": "a", "shape": "x", "n": 1}, {"word": "b"}]])
+    with pytest.warns(StructgpWarning, match=r"X\[0\]: no token has the feature 'word', and .* no 'Word'"):
+        encoder.transform([[{"Word": "a", "shape": "x"}]])
+    for tokens in ([{"word": "a", "Word": "b"}], [{"shape": "x", "other": "b"}], [{"shape": "x", "n": 2}]):
+        encoder.transform([tokens])  # none is missing, none is alike, none is unknown
 
 
 # -- vectors in dicts ------------------------------------------------------------------------------

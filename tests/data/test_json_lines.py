@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from structgp import Graph
+from structgp import Graph, StructgpWarning
 from structgp.data import sources
 from structgp.data.sources.json_lines import format_json, iter_json
 from structgp.errors import InputError
@@ -62,7 +62,8 @@ def test_graphs_and_trees() -> None:
     assert tree.tokens == Graph(TOKENS, parents=[None, 0])
     given = {"tokens": TOKENS, "edges": {"cites": [[0, 1]]}, "features": {"cites": [{"far": 2}]}}
     assert read(given).tokens == Graph(TOKENS, {"cites": [[0, 1]]}, {"cites": [{"far": 2}]})
-    assert read(given, "sequence").tokens == TOKENS
+    with pytest.warns(StructgpWarning, match="edges, features: not used, since the structure is for seq"):
+        assert read(given, "sequence").tokens == TOKENS
     assert read({"tokens": TOKENS}, "graph").tokens == Graph(TOKENS)
 
 

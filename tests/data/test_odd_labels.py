@@ -50,6 +50,14 @@ def test_one_warning_names_all() -> None:
     assert str(only.message) == expected
 
 
+def test_question_marks() -> None:
+    """``structgp next`` writes them in place of labels."""
+    counts = {"NAME": 20, "?": 2}
+    found = SimpleNamespace(labels=LabelEncoder(list(counts)), label_counts=np.array([*counts.values()]))
+    with pytest.warns(StructgpWarning, match=r"'\?' \(2 times\) counts as one .*--missing '\?'"):
+        warn_of_odd_labels(found)
+
+
 @pytest.mark.parametrize("n", [99, 100])
 def test_labels_that_nearly_all_occur_once(n: int) -> None:
     """They are not slips: nothing can be learned of them, and that is said."""

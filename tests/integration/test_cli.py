@@ -876,8 +876,8 @@ def test_the_weight_of_the_data(files, tmp_path, monkeypatch):
     train = ("train", files.template, files.train, "-o", tmp_path / "model")
     chosen = ok(*train)
     verdict = structgp.load(tmp_path / "model").held_out_["verdict"]
-    counts = r"^every sequence counts (once|[\d.]+ times), chosen by cross-validation: token error"
-    assert re.search(counts + r" .* folds\); Confidence", chosen.stderr, re.M)
+    counts = r"^each sequence counts (once|[\d.]+ times), chosen by cross-validation: on new data, expect"
+    assert re.search(counts + r" .* folds\)\. Confidence", chosen.stderr, re.M)
     assert verdict in chosen.stderr
     assert chosen.stderr.startswith("choosing how often sequences count, by cross-validation: try 1 (")
     assert re.search(r"steps, [\d.]+ s \([\d.]+ s with cross-validation\); \d+ effective", chosen.stderr)

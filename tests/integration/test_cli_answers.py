@@ -223,8 +223,9 @@ def test_a_killed_run_goes_on(folder, tmp_path, monkeypatch):
     assert (tmp_path / "m.checkpoint").exists()
     fails(*train, tmp_path / "m", says="of other data or other parameters; use --restart")
     again = ok(*train, tmp_path / "m", "--scheme", "bio")
-    assert again.stderr.splitlines()[0].startswith("step 3: ")
-    assert again.stderr.splitlines()[0] == whole.stderr.splitlines()[2]
+    assert again.stderr.splitlines()[0].startswith("continuing from ")
+    assert again.stderr.splitlines()[1].startswith("step 3: ")
+    assert again.stderr.splitlines()[1] == whole.stderr.splitlines()[2]
     assert not (tmp_path / "m.checkpoint").exists()
     tag = [ok("tag", "-m", tmp_path / name, "-v2", folder / "test").stdout for name in ("whole", "m")]
     assert tag[0] == tag[1]

@@ -180,6 +180,59 @@ def test_next_writes_suggestions(folder: Path) -> None:
     assert re.fullmatch(r"(\S+new\.txt:\d+\n){2}", found.stderr)
 
 
+def test_next_writes_columns_that_can_be_trained_on(folder: Path, tmp_path: Path) -> None:
+    """Without probabilities, unless they are asked for."""
+    train, pool, model = tmp_path / "train.conll", tmp_path / "pool.conll", tmp_path / "m"
+    documents = recipe_documents(20)
+    formats.write(documents[:15], train, "conll")
+    formats.write(documents[15:], pool, "conll")
+    ok("train", "--format", "conll", train, "-o", model, *QUICK)
+    ask = "next", "-m", model, pool, "-n", "2"
+    columns = [
+        {len(line.split()) for line in ok(*ask, *v).stdout.splitlines() if line} for v in ((), ("-v1",))
+    ]
+    assert columns == [{2}, {3}]
+    labelled = train.read_text() + ok(*ask).stdout
+    train.write_text(labelled)
+    assert "17 sequences" in ok("train", "--format", "conll", train, "-o", model, *QUICK).stderr
+
+
+def test_plain_text_that_looks_like_columns(tmp_path: Path) -> None:
+    """Every command that is given some says so."""
+    train, model, text = tmp_path / "train.conll", tmp_path / "m", tmp_path / "two.txt"
+    formats.write(recipe_documents(15), train, "conll")
+    ok("train", "--format", "conll", train, "-o", model, *QUICK)
+    text.write_text("Ann left Rome\nBob saw Paris\n")
+    for command in (("expect", model, text), ("next", "-m", model, text, "-n", "1")):
+        assert "'Paris' in the last column is not one of the model's labels" in ok(*command).stderr
+
+
+@pytest.mark.parametrize(
+    ("format", "lines", "says"),
+    [
+        ("conll", "two,B-QTY\neggs,B-NAME\n", "in the last of two columns or more"),
+        ("doccano", '{"text": "two eggs", "lable": []}\n', "under 'label', 'labels' or 'entities'"),
+        (
+            "prodigy",
+            '{"text": "two", "spans": [{"start": 0, "end": 3, "label": "QTY", "probability": 0.9}]}\n',
+            "spans with a probability are a model's, unless",
+        ),
+    ],
+)
+def test_the_error_says_what_labels_look_like(format: str, lines: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "train").write_text(lines)
+    refused("train", "--format", format, tmp_path / "train", "-o", tmp_path / "m", says=says)
+
+
+def test_empty_lines_that_are_missing(tmp_path: Path) -> None:
+    train = tmp_path / "train.conll"
+    formats.write(recipe_documents(40), train, "conll")
+    text = train.read_text().replace("\n\n", "\n")
+    train.write_text(text)
+    said = ok("train", "--format", "conll", train, "-o", tmp_path / "m", *QUICK).stderr
+    assert re.search(r"train\.conll: one sequence of \d+ tokens; an empty line ends a sequence", said)
+
+
 def test_what_newcomers_type(folder: Path, tmp_path: Path) -> None:
     """Plain text for columns, a format that the name tells, a model without its option."""
     model, columns, text = tmp_path / "model", tmp_path / "train.conll", tmp_path / "new.txt"

@@ -264,7 +264,7 @@ class Asked(Encoded):
         if self.model.rules is None:  # tokens are independent, so all sequences go in one call
             p = torch.from_numpy(np.concatenate([np.empty((0, len(self.model.labels.classes))), *found]))
             labels = choose(p[None], None, None)[0].numpy()
-            return np.split(labels, np.cumsum([len(q) for q in found])[:-1])
+            return np.split(labels, np.cumsum([len(q) for q in found])[:-1]) if found else []
         answers = [np.empty(0, dtype=np.int64)] * len(found)
         for index in by_length([len(p) for p in found], BATCH_TOKENS):
             padded = pad_sequence([torch.from_numpy(found[i]) for i in index], batch_first=True)

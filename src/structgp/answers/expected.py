@@ -104,7 +104,10 @@ def expected_scores(
     }
     tail = (1 - level) / 2
     bounds = {name: np.quantile(s, [tail, 1 - tail]) for name, s in scores.items()}
-    found = {name: Interval(float(s.mean()), *map(float, bounds[name])) for name, s in scores.items()}
+    found = {}
+    for name, s in scores.items():
+        (low, high), mean = bounds[name], s.mean()  # the mean of rare events may lie outside of quantiles
+        found[name] = Interval(*map(float, (mean, min(low, mean), max(high, mean))))
     return ExpectedScores(
         **found, level=float(level), n_sequences=sum(n > 0 for n in lengths), n_tokens=sum(lengths)
     )

@@ -123,8 +123,8 @@ def held_out_lines(found: dict[str, Any]) -> list[str]:
     """The results of cross-validation within the training data, as lines of text."""
     sizes = f"{found['n_tokens']} tokens in {found['n_folds']} folds"
     error, nll = found["token_error"], found["token_nll"]
-    told = f"token error {error:.2%}, token NLL {nll:.4f} to be expected (from {sizes})"
-    return [told, found["verdict"]]
+    told = f"on new data, expect a token error of {error:.2%} and an NLL of {nll:.4f} per token"
+    return [f"{told} (from {sizes}).", found["verdict"]]
 
 
 def length_lines(found: float | list[float | None]) -> list[str]:

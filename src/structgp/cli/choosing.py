@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from structgp.api.active import select
 from structgp.api.estimator import StructuredGPClassifier
-from structgp.cli.document_tagging import DocumentTagger, write_documents
+from structgp.cli.document_tagging import DocumentTagger, with_first_checked, write_documents
 from structgp.cli.json_tagging import JsonTagger
 from structgp.cli.shared import in_files, load_with_reader, output_stream, sequences
 from structgp.cli.tagging import Tagger
+from structgp.data.documents import Prediction
 from structgp.data.formats.document_reader import DocumentReader
 from structgp.data.sources import FileSequence, Reader
 from structgp.data.sources.unlabelled import PlainReader
@@ -45,7 +47,8 @@ def choose(
             StructuredGPClassifier, model_path, vectors_path, device, format, snap, [*files, *exclude]
         )
     excluded = {key_of(reader, s) for s in sequences(reader, exclude, encoding, quiet=True)}
-    every = list(sequences(reader, files, encoding))
+    classes = [] if estimator is None else estimator.classes_.tolist()
+    every = list(with_first_checked(sequences(reader, files, encoding), reader, classes))
     pool = [s for s in every if key_of(reader, s) not in excluded]
     if exclude:
         click.echo(f"{len(every) - len(pool)} of {len(every)} sequences excluded", err=True)
@@ -59,7 +62,11 @@ def choose(
         click.echo(f"{pool[i].name}:{pool[i].line}", err=True)
     if estimator is not None and isinstance(reader, DocumentReader):
         picked: list[Any] = [pool[i] for i in chosen]
-        write_documents(DocumentTagger(estimator).answer(picked), reader, None, output, encoding)
+        documents = DocumentTagger(estimator).answer(picked)
+        if reader.documents == "conll" and not level:  # a column more than files to train on have
+            answers = ((d, d.prediction) for d in documents)
+            documents = [replace(d, prediction=p and Prediction(p.labels)) for d, p in answers]
+        write_documents(documents, reader, None, output, encoding)
         return
     blocks = _written(estimator, reader, [pool[i] for i in chosen], level)
     end = "" if reader.format == "jsonl" else "\n"

@@ -28,6 +28,7 @@ from structgp.cli.flags import (
     reading_options,
     snap_option,
     vectors_option,
+    verbose,
 )
 from structgp.cli.group import Group, importing
 from structgp.errors import InputError
@@ -79,8 +80,8 @@ def main() -> None:
     "from_path",
     type=click.Path(),
     metavar="MODEL",
-    help="Start from a model of the same template, trained on a part of TRAIN: how often sequences count "
-    "is not chosen anew, which takes most of the time.",
+    help="Start from a model that was trained on a part of TRAIN with the same template. This is much "
+    "faster: the model's --data-weight stays, so there is no cross-validation.",
 )
 @click.option(
     "--class-weight",
@@ -97,7 +98,8 @@ def main() -> None:
 @choice(
     "--kernel",
     ["auto", *KERNELS],
-    "How templates count: one relevance per feature, or one scale per template, summed or multiplied.",
+    "relevance learns how much each feature says; template, how much each template says, added up; "
+    "template-product, the same, multiplied.",
 )
 @click.option(
     "--word-parts",
@@ -112,7 +114,8 @@ def main() -> None:
     default="auto",
     show_default=True,
     metavar="NUMBER",
-    help="How often every sequence counts against the prior; auto chooses by cross-validation in TRAIN.",
+    help="How many times each sequence counts: a larger number makes the model surer. auto chooses it by "
+    "cross-validation in TRAIN.",
 )
 @choice("--inference", INFERENCE, "Optimiser of the evidence bound.")
 @click.option(
@@ -169,14 +172,7 @@ def train(**given: Any) -> None:
     type=click.IntRange(min=1),
     help="Number of labellings per sequence, the most probable first.",
 )
-@click.option(
-    "-v",
-    "--verbose",
-    "level",
-    type=click.IntRange(0, 2),
-    default=0,
-    help="1: probabilities of the labelling and of each token's label; 2: of every label too.",
-)
+@verbose("1: probabilities of the labelling and of each token's label; 2: of every label too.")
 @click.option(
     "--decode",
     type=click.Choice(["auto", "f1", "accuracy", "sequence"]),
@@ -187,15 +183,15 @@ def train(**given: Any) -> None:
     "--defer",
     type=click.FloatRange(0),
     metavar="COST",
-    help="Write --missing for the label of a token whose expected cost is more than this: the cost of "
-    "asking a person, if an error costs 1.",
+    help="Leave a token unlabelled (write --missing) if the chance of an error is above this: the cost of "
+    "asking a person, where an error costs 1.",
 )
 @click.option(
     "--coverage",
     type=float,
     metavar="SHARE",
-    help="Write the labels of a set that holds this share of the true labels, joined by |, the most "
-    "probable first. The model has to be calibrated.",
+    help="For each token, write the set of labels, joined by |, that contains the true one with this "
+    "probability. The model has to be calibrated.",
 )
 @click.option("--force", is_flag=True, help="Keep the labels in the file, and label the rest.")
 @click.option(
@@ -256,14 +252,7 @@ def tag(**given: Any) -> None:
     help="Leave out the sequences of FILE, whatever their labels: those that are labelled already. May be "
     "repeated.",
 )
-@click.option(
-    "-v",
-    "--verbose",
-    "level",
-    type=click.IntRange(0, 2),
-    default=0,
-    help="1: with probabilities, as 'tag -v 1' writes them; 2: of every label too.",
-)
+@verbose("1: with probabilities, as 'tag -v 1' writes them; 2: of every label too.")
 @click.option(
     "--format",
     type=click.Choice(FORMATS),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import click
 
 from structgp.api.fitted import Fitted
+from structgp.cli.document_tagging import with_first_checked
 from structgp.cli.shared import (
     all_labels,
     flat,
@@ -40,19 +41,20 @@ def expect(
 ) -> None:
     """The command expect."""
     estimator, reader = load_with_reader(Fitted, model_path, vectors_path, device, documents, snap, files)
-    read = list(sequences(reader, files, encoding))
+    found = sequences(reader, files, encoding)
+    read = list(with_first_checked(found, reader, estimator.classes_.tolist()))
     with in_files([(s.name, s.line) for s in read], reader.has_token_lines):
-        found = estimator.expected_scores([s.tokens for s in read], level)
+        scores = estimator.expected_scores([s.tokens for s in read], level)
     if as_json:
-        click.echo(json.dumps(found.as_dict(), indent=2))
+        click.echo(json.dumps(scores.as_dict(), indent=2))
         return
     click.echo(f"{'':<16}{'expected':>10}   {level:.0%} interval")
     spec = estimator.model_.spec
     # Only sequences with one label per token have spans.
     for title, name in ROWS if spec.form == "sequence" and not spec.layers else ROWS[:1]:
-        at = getattr(found, name)
+        at = getattr(scores, name)
         click.echo(f"{title:<16}{at.mean:>10.2%}   {at.low:.2%} to {at.high:.2%}")
-    click.echo(f"({found.n_sequences} sequences, {found.n_tokens} tokens)")
+    click.echo(f"({scores.n_sequences} sequences, {scores.n_tokens} tokens)")
 
 
 def calibrate(

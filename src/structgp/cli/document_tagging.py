@@ -69,10 +69,10 @@ def check_options(
     """The format that tag writes, by default that of the reader. Raises InputError for options whose
     answers documents cannot hold."""
     written = to or ANSWERED_AS.get(reader.documents, reader.documents)
-    given = {"-n": n_best, "-v 2": level == 2, "--coverage": coverage is not None}
-    for option, value in given.items():
+    options = ("-n", "predict_n_best", n_best), ("-v 2", "predict_marginals", level == 2)
+    for option, method, value in (*options, ("--coverage", "predict_sets", coverage is not None)):
         if value:
-            remedy = "use predict_marginals in Python, or convert to conll and train on columns"
+            remedy = f"use {method} in Python, or train on columns with a template"
             raise InputError(option, f"{written} has no place for it", remedy)
     return written
 

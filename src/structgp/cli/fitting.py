@@ -29,11 +29,14 @@ from structgp.cli.structure_files import (
 from structgp.data import shards, sources
 from structgp.data.graphs import length_of
 from structgp.data.span_labels import SCHEMES
-from structgp.errors import InputError
+from structgp.errors import InputError, warn_caller
 from structgp.evaluation.score_table import table
 from structgp.inference.distributed import Processes, joined, n_started
 from structgp.plan.options import Inducing, Parameters, Prior, device_of
 from structgp.structures import Spec
+
+LONG = 100
+"""Number of tokens from which a file of one sequence looks as if its empty lines were missing."""
 
 
 def train(output: str, **given: Any) -> None:
@@ -75,6 +78,8 @@ def _train(
         if restart:
             checkpoint.unlink(missing_ok=True)
             together.wait()  # or another process might still find it
+        if checkpoint.exists() and together.is_first:
+            click.echo(f"continuing from {checkpoint}; --restart starts again", err=True)
         watched = {"X_dev": dev.X, "y_dev": y_dev, "early_stopping": True} if dev and early_stopping else {}
         try:
             with shared.in_files(places, reader.has_token_lines):
@@ -214,6 +219,8 @@ def _training_data(
         return reader, data.X, said, (len(data.X), shared.n_tokens(data.y)), []
     shared.check_two_labels(data.y, data.name)
     n_given = len(data.X), shared.n_tokens(data.y)
+    if n_given[0] == 1 and n_given[1] >= LONG and format_name in ("columns", "conll", "crfsuite"):
+        warn_caller(f"{data.name}: one sequence of {n_given[1]:,} tokens; an empty line ends a sequence")
     return reader, data.X, data.y, n_given, shared.places_of(data)
 
 

@@ -121,8 +121,8 @@ reading_options = combined(
         "--format",
         "documents",
         type=click.Choice(DOCUMENTS),
-        help="Format of the documents, for a model that was trained on some.  [default: by the name: .txt, "
-        ".conllu, .spacy, ...; else that of the training file]",
+        help="Format of the documents, for a model that was trained on some.  [default: by the name: "
+        ".conllu, .spacy, ...; else that of the training file, also for .txt if that had columns]",
     ),
     snap_option,
     device_option,
@@ -142,9 +142,14 @@ place_options = combined(
         "--allow-host",
         multiple=True,
         metavar="NAME",
-        help="Name in the Host header to answer to, beside the loopback's; * for any. May be repeated.",
+        help="Also answer requests that are addressed to this host name; * for any. May be repeated.",
     ),
 )
+
+
+def verbose(help: str) -> Any:
+    """The option -v of commands that write labels."""
+    return click.option("-v", "--verbose", "level", type=click.IntRange(0, 2), default=0, help=help)
 
 
 def place_of(given: dict[str, Any]) -> Any:

@@ -86,6 +86,6 @@ def say_fit(estimator: StructuredGPClassifier, n_sequences: int, n_tokens: int) 
         err=True,
     )
     if found is not None:
-        told, weight = "; ".join(held_out_lines(found)), log["plan"]["data_weight"]["value"]
+        told, weight = " ".join(held_out_lines(found)), log["plan"]["data_weight"]["value"]
         often = "once" if weight == 1 else f"{weight:g} times"
-        click.echo(f"every sequence counts {often}, chosen by cross-validation: {told}", err=True)
+        click.echo(f"each sequence counts {often}, chosen by cross-validation: {told}", err=True)

@@ -27,7 +27,7 @@ def not_empty(X: Iterable[Any], form: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def length(x: Any, place: str) -> int:
-    if not (len(x.shape) if hasattr(x, "shape") else hasattr(x, "__len__")):
+    if isinstance(x, str) or not (len(x.shape) if hasattr(x, "shape") else hasattr(x, "__len__")):
         raise _not_a_sequence(x, place)
     return int(x.shape[0]) if hasattr(x, "shape") else len(x)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cached_property
 from itertools import chain, islice
 from operator import itemgetter
@@ -15,7 +16,7 @@ from structgp.data.arrays import ARRAYS, as_csr, as_dense, as_vector
 from structgp.data.flat_features import flatten
 from structgp.data.token_forms import check_strings, form_of, not_empty
 from structgp.data.word_parts import PARTS, WordParts
-from structgp.errors import InputError
+from structgp.errors import InputError, warn_caller
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,6 +31,9 @@ seen."""
 
 AT_ONCE = 64
 """Number of sequences whose values are collected together."""
+
+ALIKE = 0.75
+"""Similarity, by ``difflib``, from which one key may be a slip for another. Not chosen on data."""
 
 _TEXTS = {str, type(None)}
 """Types that the values of a template have."""
@@ -163,7 +167,7 @@ class Vocabulary(RowLayout):
 
     def learn_more(self, X: Iterable[Any]) -> None:
         """Add the values of X after the known ones; templates stay."""
-        self.__dict__.pop("mixed_keys", None)
+        self.__dict__.pop("attribute_keys", None)
         if self.form == "sparse":
             self._learn_columns(X)
         elif self.form != "dense":
@@ -286,10 +290,9 @@ class Vocabulary(RowLayout):
         return [dict.fromkeys(token, 1.0) for token in x]
 
     @cached_property
-    def mixed_keys(self) -> set[str]:
-        """Templates whose keys also had values other than strings in training."""
-        keys = set(self.given)
-        return {name for attribute in self.attributes for name in (attribute, *_starts(attribute))} & keys
+    def attribute_keys(self) -> set[str]:
+        """Keys that had values other than strings in training."""
+        return {name for attribute in self.attributes for name in (attribute, *_starts(attribute))}
 
     def check_values(self, columns: Sequence[Sequence[Sequence[Any]]], places: Sequence[str]) -> None:
         """InputError for a value that is not text, None or a flag, under a key that had only text in
@@ -297,13 +300,25 @@ class Vocabulary(RowLayout):
         template."""
         for own, place in zip(columns, places, strict=True):
             for name, values in zip(self.given, own, strict=True):
-                if set(map(type, values)) <= _TEXTS or name in self.mixed_keys:
+                if set(map(type, values)) <= _TEXTS or name in self.attribute_keys:
                     continue
                 odd = [not isinstance(v, str | bool | np.bool_ | None) for v in values]
                 if any(odd):
                     kind = type(values[odd.index(True)]).__name__
                     problem = f"feature {name!r} is a {kind}, but training had text"
                     raise InputError(f"{place}[{odd.index(True)}]", problem, "pass a string or None")
+
+    def check_keys(self, given: Sequence[tuple[str, Any]]) -> None:
+        """A warning if no token has some feature of training, but one has a key that training never saw and
+        that is almost the same. given : sequences of dicts, each with its place."""
+        there = {key for _, x in given for token in x for key in token}
+        absent = [key for key in self.given if key not in there]
+        strange = there - {*self.given, *self.vectors, *self.attribute_keys} if absent else ()
+        alike = {str(key).lower(): key for key in strange}
+        for key in absent:
+            for near in get_close_matches(key.lower(), alike, 1, ALIKE):
+                message = f"no token has the feature {key!r}, and training had no {alike[near]!r}"
+                warn_caller(f"{given[0][0]}: {message}; check their names")
 
     def to_json(self) -> dict[str, Any]:
         """All that ``from_json`` needs; ids are not written, since they are positions in the lists."""

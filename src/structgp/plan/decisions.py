@@ -17,7 +17,7 @@ from structgp.data.batch import by_length, pad
 from structgp.data.examples import Examples
 from structgp.data.schemes import allowed, obeyed_scheme, scheme_of
 from structgp.data.shards import ShardedExamples
-from structgp.errors import InputError
+from structgp.errors import InputError, warn_caller
 from structgp.plan.choices import AS_BEFORE, ASKED, TOKENS, Choice, has_much_data, shown
 from structgp.plan.options import Options
 from structgp.plan.resolve import Plan
@@ -75,7 +75,11 @@ def adopt(
         name = obeyed_scheme(classes, _labels(examples))
         reason = "every training labelling obeys it"
         if name is None:
-            reason = f"some training labellings do not obey {scheme_of(classes)}"
+            scheme = scheme_of(classes)
+            reason = f"some training labellings do not obey {scheme}"
+            if isinstance(examples, ShardedExamples) or examples.given is None:  # annotators err anyway
+                what = f"constraints={scheme!r} (--scheme {scheme}) names the first, None accepts them"
+                warn_caller(f"labels: {reason}, so predictions need not either; {what}")
     plan = replace(plan, constraints=Choice(name, reason))
     if name is None:
         return plan, examples

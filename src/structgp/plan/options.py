@@ -169,6 +169,9 @@ class Parameters:
     verbose: bool = False
 
 
+Parameters.__init__.__qualname__ = "StructuredGPClassifier"  # for Python's error about an unknown name
+
+
 @dataclass
 class Options(Parameters):
     """Parameters, checked, and what their names stand for. family, optimizer : None where they are left

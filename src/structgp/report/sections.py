@@ -178,7 +178,7 @@ def _risk(findings: Findings) -> Markup:
     if risk is not None:
         said = f"Error among the {one}s that the model is most confident of, and dashed what it expects. "
         said += f"Area under the curve {decimal(risk.area, 4)}; lower is better. "
-    said += f"The table below gives, for each share, the value of defer that keeps just those {one}s."
+    said += f"The table below gives, for each share, the value of --defer that keeps just those {one}s."
     head = ("answered", "defer", "expected error", "error")[: 2 + len(columns)]
     title, plots = "What if it answers only where it is sure?", [charts.risk_curve(left, risk, one)]
     return _figure(title, plots, said, "Figures of the curve", tables.figures(head, rows))

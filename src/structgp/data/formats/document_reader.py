@@ -22,6 +22,15 @@ from structgp.errors import InputError, StructgpWarning
 ROW = ("word", "lower case", "shape", "first three characters", "last three characters")
 """Columns that a template finds in a document; in CoNLL-U, lemma, UPOS, XPOS and FEATS come after them."""
 
+LABELLED_BY = {
+    "conll": ", in the last of two columns or more",
+    "doccano": ", under 'label', 'labels' or 'entities'",
+    "prodigy": '; spans with a probability are a model\'s, unless "answer" is "accept"',
+    "label-studio": ", under 'annotations'",
+    "brat": ": a folder of texts with a file NAME.ann beside each",
+}
+"""What the labels of a format look like, for the error about files that have none."""
+
 
 @dataclass(frozen=True)
 class DocumentSequence(FileSequence):
@@ -126,7 +135,8 @@ class DocumentReader(Reader):
             elif found.labels:
                 yield found
         if n and without == n:
-            raise InputError(name, "none of its documents is labelled", "give a file with labels")
+            remedy = f"give a file with labels{LABELLED_BY.get(self.documents, '')}"
+            raise InputError(name, "none of its documents is labelled", remedy)
         if without:
             message = f"{name}: {without} of {n} documents are not labelled; they are left out"
             warnings.warn(message, StructgpWarning, stacklevel=2)

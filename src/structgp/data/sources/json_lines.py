@@ -26,7 +26,7 @@ import numpy as np
 
 from structgp.data.graphs import Graph, edges_of, parents_of
 from structgp.data.sources.lines import FileSequence, Source, iter_lines, name_of
-from structgp.errors import InputError
+from structgp.errors import InputError, warn_caller
 
 KEYS = ("tokens", "pixels", "labels", "annotations", "parents", "edges", "features", "id")
 ANSWERS = ("probability", "probabilities", "labellings", "sets")
@@ -94,6 +94,10 @@ def _example(line: str, form: str | None, name: str, number: int) -> JsonExample
     if not is_grid:
         graph = _graph(given, nodes, place)
         has_more = graph.parents is not None or bool(graph.edges or graph.features)
+        left_out = [key for key in ("parents", "edges", "features") if given.get(key)]
+        if form == "sequence" and left_out:
+            what = ", ".join(left_out)
+            warn_caller(f"{name}: {what}: not used, since the structure is for sequences (see --structure)")
         x = graph if form in ("tree", "graph") or (form is None and has_more) else nodes
         if form == "tree" and graph.parents is None:
             raise InputError(place, "no 'parents'", 'write "parents": [-1, 0, ...], one per token')
