@@ -6,6 +6,7 @@ prints that line and exits with status 2; Python users catch it as a ``ValueErro
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import warnings
@@ -83,6 +84,6 @@ def warn_caller(message: str) -> None:
     """Issues a StructgpWarning at the line that called this package, however many of the package's own
     functions lie in between."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, functools.__file__)):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, StructgpWarning, stacklevel=level)

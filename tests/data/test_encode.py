@@ -238,9 +238,14 @@ def test_a_string_key_that_training_never_saw() -> None:
 
 def test_a_key_that_may_be_misspelt() -> None:
     encoder = FeatureEncoder().fit([[{"word": "a", "shape": "x", "n": 1}, {"word": "b"}]])
-    with pytest.warns(StructgpWarning, match=r"X\[0\]: no token has the feature 'word', and .* no 'Word'"):
-        encoder.transform([[{"Word": "a", "shape": "x"}]])
-    for tokens in ([{"word": "a", "Word": "b"}], [{"shape": "x", "other": "b"}], [{"shape": "x", "n": 2}]):
+    with pytest.warns(StructgpWarning, match=r"X: no token has the feature 'word', but all have 'Word'"):
+        encoder.transform([[{"Word": "a", "shape": "x"}, {"Word": "b"}]])
+    for tokens in (
+        [{"Word": "a"}, {"shape": "x"}],
+        [{"word": "a", "Word": "b"}],
+        [{"shape": "x", "other": "b"}],
+        [{"shape": "x", "n": 2}],
+    ):
         encoder.transform([tokens])  # none is missing, none is alike, none is unknown
 
 

@@ -62,7 +62,7 @@ def test_graphs_and_trees() -> None:
     assert tree.tokens == Graph(TOKENS, parents=[None, 0])
     given = {"tokens": TOKENS, "edges": {"cites": [[0, 1]]}, "features": {"cites": [{"far": 2}]}}
     assert read(given).tokens == Graph(TOKENS, {"cites": [[0, 1]]}, {"cites": [{"far": 2}]})
-    with pytest.warns(StructgpWarning, match="edges, features: not used, since the structure is for seq"):
+    with pytest.warns(StructgpWarning, match="edges, features: not used: the structure is for sequences"):
         assert read(given, "sequence").tokens == TOKENS
     assert read({"tokens": TOKENS}, "graph").tokens == Graph(TOKENS)
 

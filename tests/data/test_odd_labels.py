@@ -54,7 +54,9 @@ def test_question_marks() -> None:
     """``structgp next`` writes them in place of labels."""
     counts = {"NAME": 20, "?": 2}
     found = SimpleNamespace(labels=LabelEncoder(list(counts)), label_counts=np.array([*counts.values()]))
-    with pytest.warns(StructgpWarning, match=r"'\?' \(2 times\) counts as one .*--missing '\?'"):
+    punctuation = SimpleNamespace(labels=LabelEncoder(["O", ".", "?"]), label_counts=np.array([90, 9, 9]))
+    warn_of_odd_labels(punctuation)
+    with pytest.warns(StructgpWarning, match=r"'\?' \(2 times\) is taken for a label, .*--missing '\?'"):
         warn_of_odd_labels(found)
 
 

@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
 import click
@@ -49,7 +50,8 @@ class Group(click.Group):
                 for category in (DeprecationWarning, FutureWarning):  # of other packages, to their users
                     warnings.simplefilter("ignore", category)
                 warnings.simplefilter("always", StructgpWarning)
-                warnings.showwarning = show_warning
+                once = cache(show_warning)  # one line of many may have what it is about
+                warnings.showwarning = lambda message, *_, **__: once(str(message))
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             click.echo("structgp: interrupted", err=True)

@@ -128,7 +128,7 @@ class FeatureEncoder(Vocabulary):
             found = self._template_ids(together, [len(own[0]) for own in columns], apart)
             if self.form == "dicts" and any((ids < 0).any() for ids in found):
                 self.check_values(columns, [place for place, _ in given])
-                self.check_keys(given)
+                self.check_keys([token for _, x in given for token in x])
             blocks = [[ids, *own] for ids, own in zip(found, blocks, strict=True)]
         return [np.concatenate(own, 1) if len(own) > 1 else own[0] if own else _EMPTY for own in blocks]
 

@@ -120,11 +120,11 @@ class GraphSplit:
         """InputError for edges, or features of edges, that have another name than those of the structure:
         it may be misspelt. A structure without edges, or without features of theirs, leaves out all."""
         edges = [t for t in self.spec.templates if t.rule == "edge"]
-        own = [t for t in edges if t.ends == "own"]
+        own, names = [t for t in edges if t.ends == "own"], {t.key for t in edges}
         parts = ("edges", "edges", edges), ("features", "features of edges", own)
         for field, what, templates in parts if shape.graph is not None else ():
             known, given = [t.key for t in templates], getattr(shape.graph, field)
-            strange = [name for name, rows in given.items() if name not in known and length_of(rows)]
+            strange = [name for name, rows in given.items() if name not in names and length_of(rows)]
             if known and strange:
                 problem = f"the structure {self.spec} has {what} named {', '.join(map(repr, known))}"
                 remedy = "rename these, declare them, or leave them out"
@@ -281,7 +281,8 @@ def check_edges(spec: Any, shapes: Sequence[Shape]) -> None:
         name = template.key
         if template.rule == "edge" and name not in there:
             raise InputError("X", f"no example has edges {name!r}", "pass some, or declare none")
-        if template.rule == "edge" and template.ends != "own" and any(name in g.features for g in graphs):
+        is_plain = template.rule == "edge" and template.ends != "own"
+        if is_plain and any(length_of(g.features.get(name, ())) for g in graphs):
             warn_caller(f"features of edges {name!r} are not used; declare edges({name!r}, features=True)")
 
 

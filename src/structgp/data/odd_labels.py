@@ -55,8 +55,8 @@ def warn_of_odd_labels(
         return
     if once and n_tokens >= ENOUGH_TOKENS:
         told.append(f"{', '.join(_some(once))} {'occurs' if len(once) == 1 else 'occur'} once")
-    if counts.get("?"):
-        told.append(f"'?' ({_times(counts['?'])}) counts as one (if it means 'not known': --missing '?')")
+    if counts.get("?") and not counts.keys() & {".", ","}:  # which are labels of punctuation, as it may be
+        told.append(f"'?' ({_times(counts['?'])}) is taken for a label, not for None (--missing '?')")
     if told:
         message = f"labels: {'; '.join(told)}; check them for slips"
         warnings.warn(message, StructgpWarning, stacklevel=stacklevel)

@@ -308,17 +308,17 @@ class Vocabulary(RowLayout):
                     problem = f"feature {name!r} is a {kind}, but training had text"
                     raise InputError(f"{place}[{odd.index(True)}]", problem, "pass a string or None")
 
-    def check_keys(self, given: Sequence[tuple[str, Any]]) -> None:
-        """A warning if no token has some feature of training, but one has a key that training never saw and
-        that is almost the same. given : sequences of dicts, each with its place."""
-        there = {key for _, x in given for token in x for key in token}
+    def check_keys(self, tokens: Sequence[Mapping[str, Any]]) -> None:
+        """A warning if no token has some feature of training, but all have one that training never saw and
+        that is almost named like it."""
+        there = set(chain.from_iterable(tokens))
         absent = [key for key in self.given if key not in there]
-        strange = there - {*self.given, *self.vectors, *self.attribute_keys} if absent else ()
-        alike = {str(key).lower(): key for key in strange}
-        for key in absent:
+        strange = set(tokens[0]).intersection(*tokens) - {*self.given, *self.vectors} if absent else set()
+        alike = {key.lower(): key for key in strange - self.attribute_keys}
+        for key in absent if alike else ():
             for near in get_close_matches(key.lower(), alike, 1, ALIKE):
-                message = f"no token has the feature {key!r}, and training had no {alike[near]!r}"
-                warn_caller(f"{given[0][0]}: {message}; check their names")
+                message = f"no token has the feature {key!r}, but all have {alike[near]!r}, which is new"
+                warn_caller(f"X: {message}; check its name")
 
     def to_json(self) -> dict[str, Any]:
         """All that ``from_json`` needs; ids are not written, since they are positions in the lists."""

@@ -78,7 +78,7 @@ def adopt(
             scheme = scheme_of(classes)
             reason = f"some training labellings do not obey {scheme}"
             if isinstance(examples, ShardedExamples) or examples.given is None:  # annotators err anyway
-                what = f"constraints={scheme!r} (--scheme {scheme}) names the first, None accepts them"
+                what = f"constraints={scheme!r} (--scheme {scheme}) says where, None (none) accepts them"
                 warn_caller(f"labels: {reason}, so predictions need not either; {what}")
     plan = replace(plan, constraints=Choice(name, reason))
     if name is None:

@@ -97,7 +97,7 @@ def _example(line: str, form: str | None, name: str, number: int) -> JsonExample
         left_out = [key for key in ("parents", "edges", "features") if given.get(key)]
         if form == "sequence" and left_out:
             what = ", ".join(left_out)
-            warn_caller(f"{name}: {what}: not used, since the structure is for sequences (see --structure)")
+            warn_caller(f"{name}: {what}: not used: the structure is for sequences (train --structure)")
         x = graph if form in ("tree", "graph") or (form is None and has_more) else nodes
         if form == "tree" and graph.parents is None:
             raise InputError(place, "no 'parents'", 'write "parents": [-1, 0, ...], one per token')
