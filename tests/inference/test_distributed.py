@@ -164,6 +164,7 @@ with joined() as together:
 """
 
 
+@pytest.mark.slow
 def test_processes_that_are_started_again_do_not_look_for_dead_ones(tmp_path):
     (tmp_path / "late.py").write_text(LATE)
     process = start(2, tmp_path / "late.py", restarts=1)

@@ -93,13 +93,14 @@ def test_an_event_loop_is_told_once_for_all_of_a_batch(answerer, tagger, pool, m
 
 
 class Slow:
-    """A tagger that takes a moment to begin, so that others join."""
+    """A tagger that takes a moment for its first answer, so that others join."""
 
     def __init__(self, tagger):
-        self.tagger = tagger
+        self.tagger, self.wait = tagger, 0.3
 
     def ask(self, X):
-        time.sleep(0.2)
+        time.sleep(self.wait)
+        self.wait = 0.0
         return self.tagger.ask(X)
 
     def __getattr__(self, name):
