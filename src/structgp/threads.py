@@ -23,7 +23,6 @@ Result = TypeVar("Result")
 _threads: ContextVar[int | None] = ContextVar("threads", default=None)
 """Number of threads for compiled work while torch itself is limited to one; None at other times."""
 
-
 _lock = threading.Lock()
 _found: list[int] = []
 """Torch's number of threads before it was limited: one entry per block of ``one_torch_thread`` that is open

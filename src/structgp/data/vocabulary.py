@@ -309,8 +309,7 @@ class Vocabulary(RowLayout):
                     raise InputError(f"{place}[{odd.index(True)}]", problem, "pass a string or None")
 
     def check_keys(self, tokens: Sequence[Mapping[str, Any]]) -> None:
-        """A warning if no token has some feature of training, but all have one that training never saw and
-        that is almost named like it."""
+        """Warns of a new feature of all tokens that is almost named like one of training that none has."""
         there = set(chain.from_iterable(tokens))
         absent = [key for key in self.given if key not in there]
         strange = set(tokens[0]).intersection(*tokens) - {*self.given, *self.vectors} if absent else set()

@@ -83,6 +83,10 @@ def check_shards(y: Any, sample_weight: Any, early_stopping: bool, goes_on: bool
         raise InputError("warm_start", problem, "use warm_start=False, or go on from a checkpoint")
 
 
+FEW_FEATURES = 100
+"""Number of dense features up to which one torch thread is quicker than two (``experiments.vectors``)."""
+
+
 @dataclass(frozen=True)
 class Fit:
     """What goes into one fit. seen_before : the model of earlier data, which count too. dev : data to
@@ -158,7 +162,8 @@ class Fit:
             assert isinstance(self.examples, Examples)
             chains = self.examples.as_chains()
             fit, plan = replace(self, start=self.start.within, examples=chains), self.start.within.plan
-        small = plan.has_weights and not plan.has_dense and type(plan.structure.value) is Chain
+        few = fit.start.dense is None or fit.start.dense.n_features <= FEW_FEATURES
+        small = plan.has_weights and few and type(plan.structure.value) is Chain
         sites = self._sites(plan) if self._keeps_sites_on_disk(plan) else nullcontext(plan)
         with one_torch_thread() if small else nullcontext(), sites as plan:
             return train(
@@ -219,13 +224,10 @@ class Fit:
 
     def _annotators(self) -> Annotators | None:
         """What is known of annotators now, where there are several."""
-        if (
-            self.confusions is None
-            or not isinstance(self.examples, Examples)
-            or self.examples.given is None
-        ):
+        examples, known = self.examples, self.confusions
+        if known is None or not isinstance(examples, Examples) or examples.given is None:
             return None
-        return Annotators.of(self.confusions, self.examples.given, self.examples.labels.classes)
+        return Annotators.of(known, examples.given, examples.labels.classes)
 
     def _optimizer(self, plan: Plan) -> Optimizer:
         """The plan's optimiser; where labels are those of annotators, one that learns what these are worth
