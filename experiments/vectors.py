@@ -66,7 +66,7 @@ def word_vectors(
     left, values, _ = svds(matrix, k=min(n_dims, len(names) - 1), random_state=0)
     vectors = left * np.sqrt(values)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    vectors = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 1e-9)
+    vectors = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 1e-6)
     return dict(zip(names, vectors, strict=True))
 
 
