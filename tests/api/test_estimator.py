@@ -300,6 +300,16 @@ def test_no_sequences_have_no_answers() -> None:
     assert model.predict([]) == model.predict_marginals([]) == []
 
 
+def test_a_warning_points_to_the_line_of_the_user() -> None:
+    """Even from within a cached property; and it is the same each time, so that Python shows it once."""
+    X, y = [[{"word": "a"}, {"word": "b"}]] * 4, [["A", "B"]] * 4
+    model = StructuredGPClassifier(prior=Prior(data_weight=1)).fit(X, y)
+    with pytest.warns(StructgpWarning, match="has the feature 'word', but all have 'Word'") as caught:
+        model.predict_n_best([[{"Word": "a"}]], 1)
+    assert {warning.filename for warning in caught} == {__file__}
+    assert len({str(warning.message) for warning in caught}) == 1
+
+
 def test_an_unknown_parameter_is_named_with_the_class() -> None:
     with pytest.raises(TypeError, match=r"^StructuredGPClassifier\(\) got an unexpected .* 'kernal'"):
         StructuredGPClassifier(kernal="linear")

@@ -224,6 +224,13 @@ def test_the_error_says_what_labels_look_like(format: str, lines: str, says: str
     refused("train", "--format", format, tmp_path / "train", "-o", tmp_path / "m", says=says)
 
 
+def test_a_warning_about_every_line_is_shown_once(tmp_path: Path) -> None:
+    lines = [{"tokens": [{"w": "a"}, {"w": "b"}], "labels": ["X", "Y"], "parents": [-1, 0]}] * 6
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    said = ok("train", "--format", "jsonl", tmp_path / "t.jsonl", "-o", tmp_path / "m", *QUICK).stderr
+    assert said.count("parents: not used") == 1
+
+
 def test_empty_lines_that_are_missing(tmp_path: Path) -> None:
     train = tmp_path / "train.conll"
     formats.write(recipe_documents(40), train, "conll")
